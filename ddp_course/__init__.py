@@ -1,0 +1,1 @@
+"""Helpers for an interactive course on distributed training in PyTorch."""
