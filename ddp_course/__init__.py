@@ -1,1 +1,21 @@
-"""Helpers for an interactive course on distributed training in PyTorch."""
+"""Helpers for an interactive course on distributed training in PyTorch.
+
+    launch          run a function on N fresh ranks from a notebook cell
+    report          stream a record from a rank to the notebook
+    process_group   the process group as a context manager, under torchrun as well
+    this_rank       rank, local rank, world size, device
+"""
+
+import sys
+
+from . import fork_server, processes
+
+if "ipykernel" in sys.modules and processes.can_fork():
+    fork_server.client.start()  # in the background, while the kernel imports torch
+
+from .errors import HangError, RankError  # noqa: E402
+from .launch import Run, launch  # noqa: E402
+from .process_group import process_group, this_rank  # noqa: E402
+from .rank import report  # noqa: E402
+
+__all__ = ["HangError", "RankError", "Run", "launch", "process_group", "report", "this_rank"]

@@ -1,0 +1,215 @@
+"""Ranks in milliseconds on Linux: a small server that has imported torch and does nothing but fork.
+
+Three kinds of process, each the parent of the next:
+
+    kernel ── server ── guardian, one a run ── ranks (and whatever they start)
+
+* The *server* is a fresh interpreter. It imports torch, runs no tensor operation (a fork after the
+  thread pools are in use hangs), and forks a guardian for each run.
+* The *guardian* forks the run's ranks and is the "child subreaper": whatever a rank starts, also in a
+  session of its own, stays its descendant. When its socket closes, for whatever reason (the cell is
+  done, was interrupted, the kernel was killed), it kills all of them and leaves.
+
+So no process outlives its cell, and nobody has to remember to clean up.
+"""
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import warnings
+
+PRELOAD = ("torch", "torch.distributed", "numpy", "cloudpickle", "ddp_course.rank")
+# What the first DistributedDataParallel in a process imports, in pieces: between two of them the server
+# looks whether a run is wanted.
+PRELOAD_WHEN_IDLE = ("sympy", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+class Client:
+    """The kernel's end: starts the server when needed and asks it for runs. Safe to use from threads."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._process = self._socket = self._owner = None
+
+    def start(self) -> None:
+        """Start the server unless it runs already; returns at once, while the server imports torch."""
+        with self._lock:
+            self._start()
+
+    def new_run(self) -> socket.socket:
+        """Return a socket to a new guardian: see `_guard` for what it understands."""
+        ours, theirs = socket.socketpair()
+        with self._lock, theirs:
+            self._start()
+            try:
+                socket.send_fds(self._socket, [b"r"], [theirs.fileno()])
+            except OSError:  # the server was killed: once more, with a new one
+                self._start(anew=True)
+                socket.send_fds(self._socket, [b"r"], [theirs.fileno()])
+        return ours
+
+    def _start(self, anew=False):
+        alive = self._owner == os.getpid() and self._process.poll() is None
+        if alive and not anew:
+            return
+        if self._socket is not None:
+            self._socket.close()
+        self._socket, theirs = socket.socketpair()
+        command = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve(0)"
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", command],
+                stdin=theirs,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                start_new_session=True,  # Jupyter interrupts and kills the kernel's process group
+            )
+        self._owner = os.getpid()
+
+
+client = Client()
+
+
+def serve(fd: int) -> None:
+    """Be the server: fork a guardian for each descriptor that arrives on the socket `fd`, until it closes."""
+    control = socket.socket(fileno=os.dup(fd))
+    kernel = os.getppid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # guardians are reaped by the system
+    for name in PRELOAD:
+        __import__(name)
+    later = list(PRELOAD_WHEN_IDLE)
+    _freeze()
+    while os.getppid() == kernel:  # a process forked by the kernel may hold our socket open
+        ready, _, _ = select.select([control], [], [], 0 if later else 1)
+        if ready:
+            data, fds, _, _ = socket.recv_fds(control, 1, 1)
+            if not data:
+                return
+            if _fork() == 0:
+                control.close()
+                _guard(socket.socket(fileno=fds[0]))
+            os.close(fds[0])
+        elif later:
+            with contextlib.suppress(ImportError):
+                __import__(later.pop(0))
+            _freeze()
+
+
+def _freeze():
+    """Keep the garbage collector of the children from touching, and so copying, our memory."""
+    gc.collect()
+    gc.freeze()
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():  # Python 3.12 warns of threads: the idle ones of numpy's BLAS
+        warnings.simplefilter("ignore")
+        return os.fork()
+
+
+def _guard(run: socket.socket) -> None:
+    """Be the guardian of one run; never returns.
+
+    Each byte b"r" with three descriptors (stdin, stdout, stderr) starts the next rank. Writes a line
+    of JSON for each rank started, {"rank", "pid"}, and ended, {"rank", "exit"} (negative: the
+    signal). At the end of the stream kills every descendant, then closes.
+    """
+    os.setsid()
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _die_with_parent()
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    ranks = {}
+    while True:
+        ready, _, _ = select.select([run, wake_read], [], [])
+        if run in ready:
+            data, fds, _, _ = socket.recv_fds(run, 1, 3)
+            if not data:
+                break
+            pid = _fork()
+            if pid == 0:
+                run.close()
+                _become_rank(fds)
+            for fd in fds:
+                os.close(fd)
+            ranks[pid] = len(ranks)
+            _tell(run, rank=ranks[pid], pid=pid)
+        if wake_read in ready:
+            os.read(wake_read, 4096)
+        while reaped := _reap(os.WNOHANG):
+            _tell_exit(run, ranks, *reaped)
+    while _kill_children() and (reaped := _reap(0)):
+        _tell_exit(run, ranks, *reaped)
+    os._exit(0)
+
+
+def _become_rank(fds):
+    """Be a rank: `fds` become its standard input, output and error, as if it had been started by exec."""
+    from . import rank
+
+    os.setsid()  # a group of its own: signals meant for the kernel do not reach it
+    _die_with_parent()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for target, fd in enumerate(fds):
+        os.dup2(fd, target)
+        os.close(fd)
+    rank.main()
+
+
+def _reap(flags):
+    """Return (pid, status) of a child that ended, or None when there is none (left)."""
+    try:
+        pid, status = os.waitpid(-1, flags)
+    except ChildProcessError:
+        return None
+    return (pid, status) if pid else None
+
+
+def _kill_children() -> bool:
+    """Send SIGKILL to all children; their orphans become our children, for the next call."""
+    children = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent(pid) == os.getpid()]
+    for pid in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return bool(children)
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return int(stat.read().rpartition(b")")[2].split()[1])  # the name may hold brackets
+    except OSError:  # it has just ended
+        return None
+
+
+def _tell(run, **event):
+    with contextlib.suppress(OSError):  # the kernel has gone: the end of the stream comes next
+        run.sendall(json.dumps(event).encode() + b"\n")
+
+
+def _tell_exit(run, ranks, pid, status):
+    if pid in ranks:
+        _tell(run, rank=ranks[pid], exit=os.waitstatus_to_exitcode(status))
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _die_with_parent():
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

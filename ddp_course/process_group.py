@@ -1,0 +1,111 @@
+"""Who am I: rank, local rank, world size, device, backend. Set up from the environment, tear down.
+
+The environment variables are torchrun's, and `launch` sets the very same ones, so that a training
+script does not know (and need not care) which of the two started it.
+"""
+
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+ALREADY_UP = (
+    "the process group is already up: `launch` (or an earlier call) has set it up in this process. "
+    "Use it as it is (this_rank(), dist.get_rank()); do not set up a second one."
+)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank's place: `rank` in 0…world_size−1 over all nodes, `local_rank` on this node."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    device: torch.device
+    backend: str
+
+
+def gpus() -> int:
+    """Return how many CUDA devices this process may use."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def choose_backend(local_ranks: int, backend: str | None = None) -> tuple[str, str]:
+    """Return (backend, note) for this many ranks on this machine; `note` is "" or one line to print.
+
+    nccl needs a GPU for each rank. With fewer GPUs than ranks, gloo lets ranks share them; with none
+    it runs on the CPU. Raises ValueError for a backend that is unknown or cannot work here.
+    """
+    count = gpus()
+    if backend not in (None, "gloo", "nccl"):
+        raise ValueError(
+            f"unknown backend {backend!r}: choose 'gloo' (CPU, or GPUs shared by ranks), 'nccl' "
+            "(a GPU for each rank), or leave it out to let the machine decide."
+        )
+    if backend == "nccl" and count < local_ranks:
+        have = {0: "no GPU", 1: "1 GPU"}.get(count, f"{count} GPUs")
+        raise ValueError(
+            f"backend 'nccl' needs one GPU for each rank: {local_ranks} ranks were asked for and "
+            f"this machine has {have}. Leave `backend` out, or use 'gloo'."
+        )
+    if backend is None and count >= local_ranks and dist.is_nccl_available():
+        return "nccl", ""
+    if backend is None and 0 < count < local_ranks:
+        return "gloo", f"{local_ranks} ranks share {count} GPU(s): backend gloo instead of nccl."
+    return backend or "gloo", ""
+
+
+def this_rank(backend: str | None = None) -> Rank:
+    """Return this process's `Rank`, from torchrun's environment variables; without them rank 0 of 1.
+
+    Works before, inside and after the process group. A device is a GPU where there is one, else the
+    CPU; ranks beyond the number of GPUs share them in turn.
+    """
+    environment = os.environ if _started_as_a_rank() else {}
+    local_rank = int(environment.get("LOCAL_RANK", 0))
+    local_ranks = int(environment.get("LOCAL_WORLD_SIZE", 1))
+    if dist.is_initialized():
+        chosen = dist.get_backend()
+    else:
+        chosen, _ = choose_backend(local_ranks, backend or os.environ.get("DDP_COURSE_BACKEND"))
+    count = gpus()
+    device = torch.device("cuda", local_rank % count) if count else torch.device("cpu")
+    rank, world_size = int(environment.get("RANK", 0)), int(environment.get("WORLD_SIZE", 1))
+    return Rank(rank, local_rank, world_size, device, chosen)
+
+
+def _started_as_a_rank() -> bool:
+    # A kernel can have a stray RANK or WORLD_SIZE of its own: only the whole set counts.
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    return all(name in os.environ for name in names)
+
+
+@contextmanager
+def process_group(backend: str | None = None, timeout: float | None = None):
+    """Set up the default process group for the body of a `with`, yield this process's `Rank`.
+
+    Every rank must enter it. Under torchrun (and inside `launch`) it joins the other ranks; in a plain
+    `python script.py` it makes a group of one. Selects the GPU, if any, and tears the group down on
+    every path out. `timeout` (seconds) is how long a collective may wait. Raises RuntimeError if a
+    process group is already up.
+    """
+    if dist.is_initialized():
+        raise RuntimeError(ALREADY_UP)
+    me = this_rank(backend)
+    if me.device.type == "cuda":
+        torch.cuda.set_device(me.device)
+    options = {} if timeout is None else {"timeout": timedelta(seconds=timeout)}
+    if not _started_as_a_rank():
+        options["store"] = dist.HashStore()
+    if me.backend == "nccl":
+        options["device_id"] = me.device
+    dist.init_process_group(me.backend, rank=me.rank, world_size=me.world_size, **options)
+    try:
+        yield me
+    finally:
+        if dist.is_initialized():  # the body may have torn it down itself
+            dist.destroy_process_group()
