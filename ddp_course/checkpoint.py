@@ -1,7 +1,7 @@
 """Save and load everything a resume needs, in one file that is always whole.
 
-A run that is stopped after `save` and started again with `load` goes on bit for bit (on CPU) as if it
-had never stopped. To use only the weights: `torch.load(path, weights_only=True)["model"]`.
+A run that is stopped after `save` and started again with `load` goes on bit for bit (on CPU) as if
+it had never stopped. To use only the weights: `torch.load(path, weights_only=True)["model"]`.
 """
 
 import os
@@ -34,10 +34,10 @@ def save(
     """Write one checkpoint file for all ranks. Every rank must call it, between two windows.
 
     `batches_done` is how many batches of this epoch each rank has used: where the sampler goes on.
-    `extra` (rank 0's) may hold numbers, strings, tensors, lists and dicts. Each rank adds the state of
-    its random generators; rank 0 writes, to a temporary file beside `path` that then replaces it, so
-    that a crash leaves the old file or the new one, never half of one. Returns when the file is
-    there; raises RuntimeError with the reason on every rank if it could not be written.
+    `extra` (rank 0's) may hold numbers, strings, tensors, lists and dicts. Each rank adds the state
+    of its random generators; rank 0 writes, to a temporary file beside `path` that then replaces
+    it, so that a crash leaves the old file or the new one, never half of one. Returns when the file
+    is there; raises RuntimeError with the reason on every rank if it could not be written.
     """
     generators = _gather(_generators())
     error = None
@@ -49,20 +49,25 @@ def save(
         except Exception as caught:
             error = caught
     # No rank may run ahead of a write that failed; waiting for rank 0's word is the barrier.
-    reason = _from_rank_0("" if error is None else f"{type(error).__name__}: {error}".splitlines()[0])
+    reason = _from_rank_0(error and f"{type(error).__name__}: {error}".splitlines()[0])
     if reason:
         raise RuntimeError(f"checkpoint {path} was not written: {reason}") from error
 
 
 def load(
-    path: str | Path, *, model: nn.Module, optimizer: torch.optim.Optimizer, amp=None, scheduler=None
+    path: str | Path,
+    *,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    amp=None,
+    scheduler=None,
 ) -> dict:
     """Restore everything that `save` wrote, and return {"epoch", "step", "batches_done", "extra"}.
 
     Every rank must call it, with the same kinds of objects as were saved, after building them and
-    before drawing random numbers; every rank reads the file. Raises FileNotFoundError, RuntimeError
-    for a file that is no whole checkpoint, ValueError for one that does not fit this run: another
-    world size (random generators and sampler position belong to the ranks that saved them), another
+    before drawing random numbers; every rank reads the file. Raises OSError, RuntimeError for a
+    file that is no whole checkpoint, ValueError for one that does not fit this run: another world
+    size (random generators and sampler position belong to the ranks that saved them), another
     model, another precision, a scaler or scheduler on one side only.
     """
     state = _read(Path(path))
@@ -94,7 +99,7 @@ def _check_fits(path, state, amp, scheduler):
     saved, world_size = len(state["generators"]), this_rank().world_size
     if saved != world_size:
         raise ValueError(
-            f"{path} was saved by {saved} rank(s), but this run has {world_size}: a resume needs the "
+            f"{path} was saved by {saved} rank(s), this run has {world_size}: a resume needs the "
             f"same number (nproc={saved}). For the weights alone, take torch.load(path)['model']."
         )
     for name, part in (("amp", amp), ("scheduler", scheduler)):
@@ -104,7 +109,7 @@ def _check_fits(path, state, amp, scheduler):
 
 
 def _write(path: Path, state: dict) -> None:
-    """Replace `path` by a file with this state, in one step, once it is on the disk and readable."""
+    """Replace `path` in one step by a file with this state, once it is on disk and readable."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -122,10 +127,12 @@ def _write(path: Path, state: dict) -> None:
 def _read(path: Path) -> dict:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise FileNotFoundError(f"there is no checkpoint {path}") from None
-    except Exception as error:
-        raise RuntimeError(f"{path} is damaged, or holds more than plain data and tensors") from error
+    except OSError:  # not there, no permission: says so itself
+        raise
+    except Exception:
+        raise RuntimeError(
+            f"{path} is damaged, or holds more than numbers, strings, tensors, lists and dicts"
+        ) from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise RuntimeError(f"{path} was not written by ddp_course.checkpoint.save")
     return state

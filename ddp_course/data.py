@@ -1,7 +1,7 @@
 """Two real data sets that are on the machine already, and loaders that deal them out to the ranks.
 
-`digits`: 1797 scans of handwritten digits, 8×8 pixels, inside scikit-learn. `characters`: the Python
-manual, inside Python's standard library. Nothing is downloaded.
+`digits`: 1797 scans of handwritten digits, 8×8 pixels, inside scikit-learn. `characters`: the
+Python manual, inside Python's standard library. Nothing is downloaded.
 """
 
 import gzip
@@ -21,7 +21,8 @@ def digits(seed: int = 0) -> tuple[TensorDataset, TensorDataset]:
     """Return (train, test) of scikit-learn's digits, split by `seed`: 1437 and 360 images.
 
     Each item is (x, y): x float32 [64], y int64 [] in 0…9. Both parts are normalised with one mean
-    and one standard deviation, those of the training part. Raises RuntimeError without scikit-learn.
+    and one standard deviation, those of the training part. Raises RuntimeError without
+    scikit-learn.
     """
     pixels, labels = _read_digits()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
@@ -37,7 +38,9 @@ def _read_digits():
     # scikit-learn's file without scikit-learn's import, which costs a second in every rank.
     sklearn = importlib.util.find_spec("sklearn")
     if sklearn is None:
-        raise RuntimeError("digits are part of scikit-learn, which is missing: pip install scikit-learn")
+        raise RuntimeError(
+            "scikit-learn, which holds the digits, is missing: pip install scikit-learn"
+        )
     file = Path(sklearn.origin).parent / "datasets" / "data" / "digits.csv.gz"
     with gzip.open(file, "rt") as lines:
         rows = torch.tensor([[float(value) for value in line.split(",")] for line in lines])
@@ -70,7 +73,7 @@ class Characters(Dataset):
         return window[:-1], window[1:]
 
     def encode(self, text: str) -> torch.Tensor:
-        """Return the characters' numbers, int64 [len(text)]. Raises ValueError for an unknown one."""
+        """Return the characters' numbers, int64 [len(text)]; ValueError for an unknown one."""
         unknown = sorted(set(text) - set(self._number))
         if unknown:
             raise ValueError(f"characters that are not in the vocabulary: {''.join(unknown)!r}")
@@ -82,10 +85,10 @@ class Characters(Dataset):
 
 
 def characters(context: int = 64, seed: int = 0) -> tuple[Characters, Characters]:
-    """Return (train, test) of the Python manual's text: nine tenths and one tenth of its paragraphs.
+    """Return (train, test) of the Python manual's text, split by paragraphs nine to one.
 
-    `seed` chooses which tenth is the test text. The text is that of this Python's own manual, so its
-    length and vocabulary differ a little between Python versions.
+    `seed` chooses which tenth is the test text. The text is that of this Python's own manual, so
+    its length and vocabulary differ a little between Python versions.
     """
     paragraphs = _manual()
     vocabulary = "".join(sorted(set("\n".join(paragraphs))))

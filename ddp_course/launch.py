@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from . import errors, fork_server, processes, rank, wire
+from .process_group import choose_backend, cores, threads_per_rank
 
 START_UP = 180  # seconds that ranks may take to start and connect, before `timeout` begins to count
 GRACE = 0.25  # seconds that other ranks get to report their own errors after the first one
@@ -59,8 +60,6 @@ def launch(
     work = _pack(fn, args, kwargs, timeout, on_record)
     if processes.can_fork():
         fork_server.client.start()  # it imports torch while we do
-    from .process_group import choose_backend
-
     chosen, note = choose_backend(nproc, backend)
     if note:
         print(note)
@@ -82,11 +81,6 @@ def check_nproc(nproc) -> None:
         raise ValueError(f"nproc={nproc}: this machine has free memory for about {most} ranks.")
     if nproc > 4 * cores():
         warnings.warn(f"nproc={nproc} on {cores()} core(s): ranks will mostly wait for one another.", stacklevel=3)
-
-
-def cores() -> int:
-    """Return the number of CPU cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _pack(fn, args, kwargs, timeout, on_record) -> bytes:
@@ -154,6 +148,7 @@ class _Supervisor:
     def __exit__(self, *_):
         self._ranks.kill()
         self._selector.close()
+        self._store = None  # the traceback of an error would keep its socket open
 
     def send_work(self, work: bytes, backend: str) -> None:
         """Send every rank its place and the call."""
@@ -164,7 +159,7 @@ class _Supervisor:
                 "path": sys.path,
                 "argv": sys.argv[:1],
                 "folder": _folder(),
-                "threads": _threads(self.nproc),
+                "threads": threads_per_rank(self.nproc),
             }
             with contextlib.suppress(BrokenPipeError):  # it died: its exit will tell
                 wire.write(commands.fileno(), pickle.dumps(header))
@@ -312,10 +307,16 @@ class _Supervisor:
         if number in self.values:
             return "had returned"
         if number in self.failures:
-            return "failed too: " + errors.first_line(self._reason(number))
+            return self._failed_too(number)
         if number in self.stacks:
             return errors.where(self.stacks[number])
         return "gave no answer: it is busy in C or C++ code"
+
+    def _failed_too(self, number) -> str:
+        failure = self.failures[number]
+        if "chain" in failure and errors.is_consequence(failure["chain"]):
+            return "then lost its connection to a rank that had gone"
+        return "failed too: " + errors.first_line(self._reason(number))
 
     def _hang_error(self) -> errors.HangError:
         self._ask_for_stacks(1)
@@ -354,12 +355,6 @@ def _environment(number: int, nproc: int, port: int, backend: str) -> dict[str, 
         # one machine: loopback, whatever the host name resolves to
         **({"GLOO_SOCKET_IFNAME": loopback} if loopback else {}),
     }
-
-
-def _threads(nproc: int) -> int:
-    """Return the threads a rank may use, so that ranks do not fight for cores."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    return int(asked) if asked.isdigit() and int(asked) else max(1, cores() // nproc)
 
 
 def _folder() -> str:

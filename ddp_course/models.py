@@ -1,6 +1,7 @@
 """Three small models for the course's data: an MLP and a CNN for digits, a GPT for characters."""
 
 import inspect
+import itertools
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ class MLP(nn.Sequential):
         _check_sizes(width=width, depth=depth, inputs=inputs, classes=classes)
         sizes = [inputs] + depth * [width]
         layers = []
-        for before, after in zip(sizes, sizes[1:]):
+        for before, after in itertools.pairwise(sizes):
             layers += [nn.Linear(before, after), nn.ReLU()]
         super().__init__(*layers, nn.Linear(sizes[-1], classes))
 
@@ -22,8 +23,8 @@ class MLP(nn.Sequential):
 class CNN(nn.Module):
     """Two 3×3 convolutions and a linear layer: x [N, 64] or [N, 1, 8, 8] → logits [N, classes].
 
-    Without BatchNorm unless asked for: its statistics are each rank's own, so a DDP run with it does
-    not equal one process on the global batch.
+    Without BatchNorm unless asked for: its statistics are each rank's own, so a DDP run with it
+    does not equal one process on the global batch.
     """
 
     def __init__(self, channels: int = 16, classes: int = 10, batch_norm: bool = False):
@@ -44,15 +45,17 @@ class CNN(nn.Module):
 class GPT(nn.Module):
     """A decoder-only transformer as in GPT-2: numbers int64 [N, T ≤ context] → logits [N, T, V].
 
-    Learned positions, pre-norm blocks, causal attention, output weights tied to the embedding. Layout
-    and initialisation follow nanoGPT (github.com/karpathy/nanoGPT, model.py).
+    Learned positions, pre-norm blocks, causal attention, output weights tied to the embedding.
+    Layout and initialisation follow nanoGPT (github.com/karpathy/nanoGPT, model.py).
     """
 
     def __init__(
         self, vocabulary: int, context: int = 64, width: int = 128, layers: int = 2, heads: int = 4
     ):
         super().__init__()
-        _check_sizes(vocabulary=vocabulary, context=context, width=width, layers=layers, heads=heads)
+        _check_sizes(
+            vocabulary=vocabulary, context=context, width=width, layers=layers, heads=heads
+        )
         if width % heads:
             raise ValueError(f"width={width} must be a multiple of heads={heads}.")
         self.context = context
@@ -76,7 +79,9 @@ class GPT(nn.Module):
     def forward(self, numbers):
         length = numbers.shape[1]
         if length > self.context:
-            raise ValueError(f"a text of {length} characters, but this GPT's context is {self.context}.")
+            raise ValueError(
+                f"{length} characters at once, but this GPT's context is {self.context}."
+            )
         positions = torch.arange(length, device=numbers.device)
         x = self.token(numbers) + self.position(positions)
         return self.head(self.norm(self.blocks(x)))
@@ -98,7 +103,7 @@ class Block(nn.Module):
         return x + self.mlp_output(F.gelu(self.mlp_input(self.mlp_norm(x))))
 
     def attend(self, x):
-        """Return, for each position, the values of this and earlier positions, mixed: [N, T, width]."""
+        """Return for each position a mixture of its own and earlier positions' values."""
         split = self.query_key_value(x).unflatten(2, (3, self.heads, -1))  # [N, T, 3, heads, size]
         query, key, value = split.permute(2, 0, 3, 1, 4)  # each [N, heads, T, size]
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -123,7 +128,8 @@ def build(name: str, **sizes) -> nn.Module:
     try:
         signature.bind(**sizes)
     except TypeError as error:
-        raise TypeError(f"{name}: {error}; its sizes are {', '.join(signature.parameters)}.") from None
+        known = ", ".join(signature.parameters)
+        raise TypeError(f"{name}: {error}; its sizes are {known}.") from None
     return models[name](**sizes)
 
 

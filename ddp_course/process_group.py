@@ -20,11 +20,12 @@ ALREADY_UP = (
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank's place: `rank` in 0…world_size−1 over all nodes, `local_rank` on this node."""
+    """One rank's place: `rank` of `world_size` over all nodes, `local_rank` of `local_world_size` here."""
 
     rank: int
     local_rank: int
     world_size: int
+    local_world_size: int
     device: torch.device
     backend: str
 
@@ -32,6 +33,17 @@ class Rank:
 def gpus() -> int:
     """Return how many CUDA devices this process may use."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def cores() -> int:
+    """Return the number of CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_per_rank(local_ranks: int) -> int:
+    """Return the threads a rank may use so that ranks do not fight for cores; OMP_NUM_THREADS decides."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return int(asked) if asked.isdigit() and int(asked) else max(1, cores() // local_ranks)
 
 
 def choose_backend(local_ranks: int, backend: str | None = None) -> tuple[str, str]:
@@ -75,7 +87,7 @@ def this_rank(backend: str | None = None) -> Rank:
     count = gpus()
     device = torch.device("cuda", local_rank % count) if count else torch.device("cpu")
     rank, world_size = int(environment.get("RANK", 0)), int(environment.get("WORLD_SIZE", 1))
-    return Rank(rank, local_rank, world_size, device, chosen)
+    return Rank(rank, local_rank, world_size, local_ranks, device, chosen)
 
 
 def _started_as_a_rank() -> bool:

@@ -1,0 +1,98 @@
+"""One training run as plain settings: checked in one place, and a command line made from them."""
+
+import argparse
+import dataclasses
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+from . import data, models
+from .amp import PRECISIONS, MixedPrecision
+from .process_group import this_rank
+
+TASKS = {"digits": ("mlp", "cnn"), "text": ("gpt",)}  # the first is the default
+MAY_BE_ZERO = ("warmup_steps", "seed")
+
+
+def _setting(default, help):
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One training run. The global batch is micro_batch × accumulation_steps × world_size."""
+
+    task: str = _setting("digits", "data to train on: digits or text")
+    model: str = _setting("", "mlp or cnn for digits, gpt for text (default: the first)")
+    precision: str = _setting("fp32", "fp32, bf16 or fp16")
+    epochs: int = _setting(20, "passes over the training data")
+    micro_batch: int = _setting(32, "items per rank and forward pass")
+    accumulation_steps: int = _setting(1, "micro-batches per optimizer step")
+    learning_rate: float = _setting(2e-3, "peak learning rate of AdamW")
+    warmup_steps: int = _setting(10, "optimizer steps of linear warm-up")
+    max_norm: float = _setting(1.0, "clip the global gradient norm to this")
+    init_scale: float = _setting(2.0**16, "first loss scale of fp16")
+    growth_interval: int = _setting(2000, "fp16: steps without overflow before the loss scale doubles")
+    seed: int = _setting(0, "seed of split, weights and order")
+    checkpoint: str = _setting("", "file to save after every epoch")
+    resume: bool = _setting(False, "go on from the checkpoint file if it exists")
+
+    def __post_init__(self):
+        if self.task not in TASKS:
+            raise ValueError(f"unknown task {self.task!r}: choose from {', '.join(TASKS)}.")
+        object.__setattr__(self, "model", self.model or TASKS[self.task][0])
+        if self.model not in TASKS[self.task]:
+            choices = " or ".join(TASKS[self.task])
+            raise ValueError(f"model {self.model!r} does not fit task {self.task!r}: choose {choices}.")
+        for setting in dataclasses.fields(self):
+            value, least = getattr(self, setting.name), 0 if setting.name in MAY_BE_ZERO else 1e-30
+            if setting.type in (int, float) and not least <= value < math.inf:
+                least = "at least 0" if least == 0 else "above 0"
+                raise ValueError(f"{setting.name} must be {least}, not {value}.")
+        if self.resume and not self.checkpoint:
+            raise ValueError("resume needs to know the checkpoint file: give checkpoint as well.")
+
+    def check(self) -> None:
+        """Raise ValueError for what this machine cannot do, before any process starts."""
+        self.mixed_precision().check_model(self.build_model(self.load_data()[0]))
+
+    def mixed_precision(self) -> MixedPrecision:
+        return MixedPrecision(self.precision, this_rank().device, self.max_norm, self.init_scale, self.growth_interval)
+
+    def load_data(self):
+        return data.digits(self.seed) if self.task == "digits" else data.characters(seed=self.seed)
+
+    def build_model(self, train_set) -> torch.nn.Module:
+        sizes = {"vocabulary": len(train_set.vocabulary)} if self.model == "gpt" else {}
+        return models.build(self.model, **sizes)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Give a command line an option for each field of `Settings`."""
+    choices = {"task": list(TASKS), "precision": PRECISIONS, "model": sum(TASKS.values(), ())}
+    for setting in dataclasses.fields(Settings):
+        name, text = "--" + setting.name.replace("_", "-"), setting.metadata["help"]
+        if setting.type is bool:
+            parser.add_argument(name, action="store_true", help=text)
+        else:
+            shown = f"{text} (default: {setting.default})" if setting.default != "" else text
+            parser.add_argument(
+                name, type=setting.type, default=setting.default, choices=choices.get(setting.name),
+                metavar=setting.type.__name__.upper() if setting.name not in choices else None, help=shown,
+            )  # fmt: skip
+
+
+def settings_from(arguments: argparse.Namespace) -> Settings:
+    """Return the `Settings` that a parsed command line asks for; ValueError for a bad one."""
+    names = [setting.name for setting in dataclasses.fields(Settings)]
+    settings = Settings(**{name: getattr(arguments, name) for name in names})
+    settings.check()
+    return settings
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with one clear line for a bad command, instead of a usage text and a line."""
+
+    def error(self, message):
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")

@@ -1,0 +1,226 @@
+"""Build the notebooks from their text sources, and check that the two belong together.
+
+    python tools/notebooks.py build              every notebook
+    python tools/notebooks.py build 06           those whose name starts with 06
+    python tools/notebooks.py check
+
+The text TREE/source/NAME.py (jupytext py:percent) becomes TREE/NAME.ipynb: converted, executed in
+TREE by the current Python, stored with its outputs. A notebook that fails is not written.
+"""
+
+import argparse
+import hashlib
+import os
+import re
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import jupytext
+import nbformat
+from ipykernel.kernelspec import get_kernel_dict
+from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from notebook_check import drift, faults, plain
+
+ROOT = Path(__file__).resolve().parent.parent
+TREES = ("notebooks", "solutions")
+CELL_SECONDS = 120
+METADATA = {
+    "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+    "language_info": {
+        "codemirror_mode": {"name": "ipython", "version": 3},
+        "file_extension": ".py",
+        "mimetype": "text/x-python",
+        "name": "python",
+        "nbconvert_exporter": "python",
+        "pygments_lexer": "ipython3",
+    },
+}
+
+
+class Broken(Exception):
+    """Why a notebook could not be built, ready to print."""
+
+
+# ---- text -> notebook
+
+
+def convert(source: Path) -> nbformat.NotebookNode:
+    """The notebook of a text source, without outputs; a cell's id follows from its content."""
+    notebook = jupytext.read(source, fmt="py:percent")
+    notebook.metadata = nbformat.from_dict(METADATA)
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    seen: Counter = Counter()
+    for cell in notebook.cells:
+        kept = {key: value for key, value in cell.metadata.items() if not key.startswith("lines_")}
+        cell.metadata = nbformat.from_dict(kept)
+        seen[content := f"{cell.cell_type}\n{cell.source}"] += 1
+        cell.id = hashlib.sha256(f"{seen[content]}\n{content}".encode()).hexdigest()[:8]
+    return notebook
+
+
+class ThisPython(KernelSpecManager):
+    """Whatever kernel is asked for, it runs in the current interpreter."""
+
+    def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
+        return KernelSpec(**get_kernel_dict())
+
+
+def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
+    """Run all cells in place; Broken, with cell and traceback, for one that raises or hangs."""
+    kernel = AsyncKernelManager(kernel_spec_manager=ThisPython())
+    client = NotebookClient(
+        notebook,
+        km=kernel,
+        timeout=CELL_SECONDS,
+        resources={"metadata": {"path": str(folder)}},
+        record_timing=False,
+        coalesce_streams=True,
+    )
+    running = []
+    client.on_cell_execute = lambda cell, cell_index: running.append((cell_index, cell.source))
+    try:
+        client.execute()
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        number, code = running[-1]
+        if isinstance(error, CellTimeoutError):
+            error = f"no end after {CELL_SECONDS} s"
+        raise Broken(f"cell {number + 1} failed\n\n{code}\n\n{plain(str(error))}") from None
+    notebook.metadata = nbformat.from_dict({**notebook.metadata, **METADATA})
+
+
+def anonymous(text: str) -> str:
+    """Text without the paths of the machine that built it, as Python and IPython write them."""
+    home = str(Path.home())
+    places = {
+        sys.prefix: "~/ddp-course/.venv",
+        str(ROOT): "~/ddp-course",
+        sys.base_prefix: "/usr",
+    }
+    for place, name in places.items():
+        for spelling in (place, place.replace(home, "~", 1)):
+            text = re.sub(re.escape(spelling) + r"(?=[/\\])", lambda _, name=name: name, text)
+    return re.sub(r"\S*ipykernel_\d+[/\\]\d+\.py", "<cell>", text)
+
+
+def tidy(notebook: nbformat.NotebookNode) -> None:
+    """Take out of the outputs what says nothing to a reader and differs from build to build."""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            if output.output_type == "stream":
+                output.text = anonymous(output.text)
+            elif output.output_type == "error":
+                output.traceback = [anonymous(line) for line in output.traceback]
+            elif "text/plain" in output.data:
+                output.data["text/plain"] = anonymous(output.data["text/plain"])
+
+
+def serialise(notebook: nbformat.NotebookNode) -> str:
+    """The notebook's file; the random ids of its widgets become numbers in order of creation."""
+    text = nbformat.writes(notebook)
+    for state in notebook.metadata.get("widgets", {}).values():
+        for number, model in enumerate(state["state"]):
+            text = text.replace(model, f"{number:032x}")
+    return nbformat.writes(nbformat.reads(text, as_version=4)).rstrip("\n") + "\n"
+
+
+def build(source: Path) -> None:
+    """Source -> executed notebook, written in one piece, or not at all when something is wrong."""
+    target = notebook_of(source)
+    start = time.monotonic()
+    notebook = convert(source)
+    execute(notebook, target.parent)
+    tidy(notebook)
+    text = serialise(notebook)
+    if found := faults(notebook, len(text.encode())):
+        raise Broken("; ".join(found))
+    scratch = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        scratch.write_text(text, encoding="utf-8", newline="\n")
+        os.replace(scratch, target)
+    finally:
+        scratch.unlink(missing_ok=True)
+    print(f"built in {time.monotonic() - start:.0f} s, {len(text) / 1000:.0f} kB")
+
+
+def check(source: Path) -> list[str]:
+    """Everything wrong with the notebook of a text source."""
+    target = notebook_of(source)
+    if not target.exists():
+        return ["not built"]
+    try:
+        stored = nbformat.read(target, as_version=4)
+    except Exception as error:
+        return [f"not a notebook ({type(error).__name__}: {error})"]
+    difference = drift(stored, convert(source))
+    return ([difference] if difference else []) + faults(stored, target.stat().st_size)
+
+
+# ---- command line
+
+
+def notebook_of(source: Path) -> Path:
+    return source.parent.parent / f"{source.stem}.ipynb"
+
+
+def sources(root: Path, names: list[str]) -> list[Path]:
+    """The text sources whose name starts with one of the names (all, if there is none)."""
+    found = [path for tree in TREES for path in sorted((root / tree / "source").glob("*.py"))]
+    for name in names:
+        if not any(path.stem.startswith(name) for path in found):
+            known = ", ".join(sorted({path.stem for path in found})) or "none"
+            raise SystemExit(f"no text source starts with {name!r}; there are: {known}")
+    return [p for p in found if not names or any(p.stem.startswith(name) for name in names)]
+
+
+def build_all(root: Path, names: list[str]) -> int:
+    failed = 0
+    for source in sources(root, names):
+        print(f"{notebook_of(source).relative_to(root)}: ", end="", flush=True)
+        try:
+            build(source)
+        except Broken as reason:
+            failed += 1
+            print(f"NOT BUILT, {reason}", flush=True)
+    return 1 if failed else 0
+
+
+def check_all(root: Path) -> int:
+    found = {}
+    for source in sources(root, []):
+        found[notebook_of(source)] = check(source)
+    for tree in TREES:
+        for orphan in sorted((root / tree).glob("*.ipynb")):
+            found.setdefault(orphan, [f"has no text: write {tree}/source/{orphan.stem}.py"])
+    for notebook, problems in found.items():
+        for problem in problems:
+            print(f"{notebook.relative_to(root)}: {problem}")
+        if problems and not problems[0].startswith("has no text"):
+            print(f"  mend: make notebook N={notebook.stem}")
+    bad = sum(bool(problems) for problems in found.values())
+    print(f"{len(found) - bad} of {len(found)} notebooks are in step with their text")
+    return 1 if bad else 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Build or check the notebooks.")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the folder that holds the trees")
+    commands = parser.add_subparsers(dest="command", required=True)
+    names = commands.add_parser("build", help="text → executed notebook").add_argument
+    names("names", nargs="*", metavar="NAME", help="the start of a lesson's name, such as 06")
+    commands.add_parser("check", help="is every notebook in step with its text?")
+    chosen = parser.parse_args(arguments)
+    root = chosen.root.resolve()
+    if chosen.command == "check":
+        return check_all(root)
+    # Cells that say !torchrun must find the one beside this Python.
+    os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    return build_all(root, chosen.names)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
