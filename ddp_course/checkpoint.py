@@ -125,14 +125,13 @@ def _write(path: Path, state: dict) -> None:
 
 
 def _read(path: Path) -> dict:
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:  # not there, no permission: says so itself
-        raise
-    except Exception:
-        raise RuntimeError(
-            f"{path} is damaged, or holds more than numbers, strings, tensors, lists and dicts"
-        ) from None
+    with open(path, "rb") as file:  # not there, no permission: the OSError says so
+        try:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception:
+            raise RuntimeError(
+                f"{path} is damaged, or holds more than numbers, strings, tensors, lists and dicts"
+            ) from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise RuntimeError(f"{path} was not written by ddp_course.checkpoint.save")
     return state

@@ -1,4 +1,4 @@
-"""Windows, their divisor and `no_sync`: DDP with accumulation is one process on the global batch."""
+"""Windows, divisor, `no_sync`: DDP with accumulation equals one process on the global batch."""
 
 from collections import Counter
 
@@ -26,18 +26,18 @@ def make_model(name, dtype):
     return model.to(dtype)
 
 
-def make_batches(name, dtype, rank):
+def make_batches(name, dtype, rank, device="cpu"):
     generator = torch.Generator().manual_seed(rank)
-    if name == "gpt":
-        texts = [torch.randint(11, (size, 9), generator=generator) for size in SIZES[rank]]
-        return [(text[:, :-1], text[:, 1:]) for text in texts]
-    return [
-        (
-            torch.randn(size, 64, generator=generator, dtype=dtype),
-            torch.randint(10, (size,), generator=generator),
-        )
-        for size in SIZES[rank]
-    ]
+    batches = []
+    for size in SIZES[rank]:
+        if name == "gpt":
+            text = torch.randint(11, (size, 9), generator=generator)
+            x, y = text[:, :-1], text[:, 1:]
+        else:
+            x = torch.randn(size, 64, generator=generator, dtype=dtype)
+            y = torch.randint(10, (size,), generator=generator)
+        batches.append((x.to(device), y.to(device)))
+    return batches
 
 
 def loss_of(model, x, y, reduction):
@@ -49,11 +49,11 @@ def make_optimizer(model):
 
 
 def train_on_ranks(name, dtype):
-    rank = this_rank().rank
-    torch.manual_seed(rank)  # ranks start apart; DDP gives them rank 0's weights
-    model = DistributedDataParallel(make_model(name, dtype))
+    me = this_rank()
+    torch.manual_seed(me.rank)  # ranks start apart; DDP gives them rank 0's weights
+    model = DistributedDataParallel(make_model(name, dtype).to(me.device))
     optimizer = make_optimizer(model)
-    for window in windows(make_batches(name, dtype, rank), STEPS):
+    for window in windows(make_batches(name, dtype, me.rank, me.device), STEPS):
         divisor = window.divisor()
         for x, y in accumulate(model, window):
             (loss_of(model, x, y, "sum") / divisor).backward()
@@ -93,16 +93,18 @@ def test_ddp_with_accumulation_equals_one_process_on_the_global_batch(
 
 
 def all_reduces_by_window(with_accumulate):
-    buckets = []
+    buckets, device = [], this_rank().device
 
     def count(state, bucket):
         buckets.append(bucket.index())
         return allreduce_hook(None, bucket)
 
-    model = DistributedDataParallel(MLP(width=64, depth=4), bucket_cap_mb=0.02)
+    model = DistributedDataParallel(MLP(width=64, depth=4).to(device), bucket_cap_mb=0.02)
     model.register_comm_hook(None, count)
-    by_window = []
-    for window in windows(make_batches("mlp", torch.float32, 0), 2):
+    by_window, batches = [], make_batches("mlp", torch.float32, 0, device)
+    for _ in range(2):  # DDP cuts its final buckets after the first backward
+        loss_of(model, *batches[0], "mean").backward()
+    for window in windows(batches, 2):
         buckets.clear()
         for x, y in accumulate(model, window) if with_accumulate else window:
             loss_of(model, x, y, "mean").backward()
@@ -126,9 +128,10 @@ def test_without_accumulate_one_all_reduce_per_bucket_and_micro_batch():
 
 
 def leave_early(how):
-    """Return DDP's sync flag: in the micro-batches seen, after leaving, and whether DDP still works."""
-    model = DistributedDataParallel(MLP(width=8))
-    window = Window(make_batches("mlp", torch.float32, this_rank().rank)[:3])
+    """Return DDP's sync flag in the micro-batches seen and after leaving, and a later gradient."""
+    me = this_rank()
+    model = DistributedDataParallel(MLP(width=8).to(me.device))
+    window = Window(make_batches("mlp", torch.float32, me.rank, me.device)[:3])
     seen, kept = [], None
     try:
         for number, (x, y) in enumerate(accumulate(model, window)):
@@ -157,7 +160,7 @@ def test_leaving_accumulate_gives_the_sync_flag_back(how):
 
 
 def break_inside_no_sync():
-    model = DistributedDataParallel(MLP(width=8))
+    model = DistributedDataParallel(MLP(width=8).to(this_rank().device))
     window = Window(make_batches("mlp", torch.float32, 0)[:2])
     with model.no_sync():
         for _ in accumulate(model, window):

@@ -14,6 +14,15 @@ from ddp_course.amp import PRECISIONS, MixedPrecision
 from ddp_course.models import CNN, GPT, MLP
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small models: a second thread costs more than it gives."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def setup(precision, lr=0.1, **options):
     torch.manual_seed(0)
     model = MLP(width=32)
@@ -96,10 +105,10 @@ def test_fp16_scales_keep_and_grow():
 
 
 def overflow_on_one_rank():
-    """Three windows of two micro-batches; in the second, rank 1's first micro-batch holds an inf."""
+    """Three windows of two micro-batches; in the second, rank 1's first one holds an inf."""
     me = this_rank()
     torch.manual_seed(0)
-    model = DistributedDataParallel(MLP(width=32))
+    model = DistributedDataParallel(MLP(width=32).to(me.device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     amp = MixedPrecision("fp16", me.device)
     torch.manual_seed(me.rank)
@@ -110,7 +119,7 @@ def overflow_on_one_rank():
             window[0][0][0, 0] = math.inf
         for x, y in accumulate(model, window):
             with amp.autocast():
-                loss = F.cross_entropy(model(x), y)
+                loss = F.cross_entropy(model(x.to(me.device)), y.to(me.device))
             amp.backward(loss / 2)
         amp.step(optimizer)
         weights.append(flat(model))

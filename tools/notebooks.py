@@ -20,7 +20,7 @@ from pathlib import Path
 import jupytext
 import nbformat
 from ipykernel.kernelspec import get_kernel_dict
-from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
+from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
@@ -51,7 +51,10 @@ class Broken(Exception):
 
 def convert(source: Path) -> nbformat.NotebookNode:
     """The notebook of a text source, without outputs; a cell's id follows from its content."""
-    notebook = jupytext.read(source, fmt="py:percent")
+    try:
+        notebook = jupytext.read(source, fmt="py:percent")
+    except Exception as error:
+        raise Broken(f"its text cannot be read: {str(error).splitlines()[0]}") from None
     notebook.metadata = nbformat.from_dict(METADATA)
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     seen: Counter = Counter()
@@ -63,33 +66,36 @@ def convert(source: Path) -> nbformat.NotebookNode:
     return notebook
 
 
-class ThisPython(KernelSpecManager):
+class ThisPython(AsyncKernelManager):
     """Whatever kernel is asked for, it runs in the current interpreter."""
 
-    def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
+    @property
+    def kernel_spec(self) -> KernelSpec:
         return KernelSpec(**get_kernel_dict())
 
 
 def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
     """Run all cells in place; Broken, with cell and traceback, for one that raises or hangs."""
-    kernel = AsyncKernelManager(kernel_spec_manager=ThisPython())
+    running = []
     client = NotebookClient(
         notebook,
-        km=kernel,
+        kernel_manager_class=ThisPython,
         timeout=CELL_SECONDS,
         resources={"metadata": {"path": str(folder)}},
         record_timing=False,
+        extra_arguments=["--log-level=ERROR"],
         coalesce_streams=True,
+        on_cell_execute=lambda cell, cell_index: running.append((cell_index + 1, cell.source)),
     )
-    running = []
-    client.on_cell_execute = lambda cell, cell_index: running.append((cell_index, cell.source))
     try:
         client.execute()
-    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+    except CellExecutionError as error:  # its text holds the cell and the traceback
+        raise Broken(f"cell {running[-1][0]} failed\n{plain(str(error))}") from None
+    except (CellTimeoutError, DeadKernelError) as error:
+        hung = isinstance(error, CellTimeoutError)
+        reason = f"did not end in {CELL_SECONDS} s" if hung else "killed its kernel"
         number, code = running[-1]
-        if isinstance(error, CellTimeoutError):
-            error = f"no end after {CELL_SECONDS} s"
-        raise Broken(f"cell {number + 1} failed\n\n{code}\n\n{plain(str(error))}") from None
+        raise Broken(f"cell {number} {reason}\n{code}") from None
     notebook.metadata = nbformat.from_dict({**notebook.metadata, **METADATA})
 
 
@@ -156,7 +162,10 @@ def check(source: Path) -> list[str]:
         stored = nbformat.read(target, as_version=4)
     except Exception as error:
         return [f"not a notebook ({type(error).__name__}: {error})"]
-    difference = drift(stored, convert(source))
+    try:
+        difference = drift(stored, convert(source))
+    except Broken as reason:
+        return [str(reason)]
     return ([difference] if difference else []) + faults(stored, target.stat().st_size)
 
 

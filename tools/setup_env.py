@@ -65,7 +65,7 @@ def remember(text):
 
 
 def look_at(python, modules):
-    """Version (major, minor) of an interpreter and whether it has the modules; None: it does not run."""
+    """An interpreter's (major, minor), and whether it has the modules; None: it does not run."""
     code = "import sys; print(*sys.version_info[:2], flush=True); import " + modules
     process = subprocess.Popen(
         [python, "-c", code],
