@@ -1,7 +1,11 @@
 """Save and load everything a resume needs, in one file that is always whole.
 
 A run that is stopped after `save` and started again with `load` goes on bit for bit (on CPU) as if
-it had never stopped. To use only the weights: `torch.load(path, weights_only=True)["model"]`.
+it had never stopped. With more than two ranks that takes one forward and backward, as in training,
+before `load`: DDP lays out its buckets anew after the first, and the order in which the ranks'
+numbers are summed, hence the last bit, depends on a number's place in its bucket.
+
+To use only the weights: `torch.load(path, weights_only=True)["model"]`.
 """
 
 import os

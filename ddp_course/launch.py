@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from . import errors, fork_server, processes, rank, wire
+from . import errors, fork_server, machine, processes, rank, wire
 from .process_group import choose_backend, cores, threads_per_rank
 
 START_UP = 180  # seconds that ranks may take to start and connect, before `timeout` begins to count
@@ -74,9 +74,7 @@ def check_nproc(nproc) -> None:
         raise TypeError(f"nproc is the number of ranks, a whole number: got {nproc!r}.")
     if nproc < 1:
         raise ValueError(f"nproc={nproc}: at least one rank is needed.")
-    import psutil
-
-    most = max(8, int(psutil.virtual_memory().available / MEMORY_PER_RANK))
+    most = max(8, int(machine.free_memory() / MEMORY_PER_RANK))
     if nproc > most:
         raise ValueError(f"nproc={nproc}: this machine has free memory for about {most} ranks.")
     if nproc > 4 * cores():

@@ -12,6 +12,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from . import machine
+
 ALREADY_UP = (
     "the process group is already up: `launch` (or an earlier call) has set it up in this process. "
     "Use it as it is (this_rank(), dist.get_rank()); do not set up a second one."
@@ -36,8 +38,8 @@ def gpus() -> int:
 
 
 def cores() -> int:
-    """Return the number of CPU cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of whole CPU cores this process may use (affinity, container)."""
+    return max(1, int(machine.cores()[1]))
 
 
 def threads_per_rank(local_ranks: int) -> int:

@@ -87,8 +87,10 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
         coalesce_streams=True,
         on_cell_execute=lambda cell, cell_index: running.append((cell_index + 1, cell.source)),
     )
+    beside_python = str(Path(sys.executable).parent)  # where cells that say !torchrun find it
+    path = os.pathsep.join((beside_python, os.environ.get("PATH", "")))
     try:
-        client.execute()
+        client.execute(env={**os.environ, "PATH": path})
     except CellExecutionError as error:  # its text holds the cell and the traceback
         raise Broken(f"cell {running[-1][0]} failed\n{plain(str(error))}") from None
     except (CellTimeoutError, DeadKernelError) as error:
@@ -226,8 +228,6 @@ def main(arguments: list[str] | None = None) -> int:
     root = chosen.root.resolve()
     if chosen.command == "check":
         return check_all(root)
-    # Cells that say !torchrun must find the one beside this Python.
-    os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     return build_all(root, chosen.names)
 
 

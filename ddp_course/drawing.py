@@ -1,0 +1,193 @@
+"""The visual language of the course: what a colour, a shape and a line mean, and how a figure is made.
+
+The only file with colours; fonts, sizes, grid and resolution are in course.mplstyle. A figure starts
+with `canvas`, gets lines from `line` and crosses from `cross`, and is closed by `finish`, all inside
+`course_style()`. pyplot is never touched: nothing is global, no figure stays open.
+"""
+
+import base64
+import functools
+import html
+import io
+import math
+import statistics
+import textwrap
+from pathlib import Path
+
+from matplotlib import rcParams, style
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
+
+STYLE = Path(__file__).with_name("course.mplstyle")
+course_style = functools.partial(style.context, ["default", STYLE])  # @course_style() or with
+
+# Hues in Okabe and Ito's order, which colour-blind eyes can tell apart. Their black is the mean of
+# the ranks, their vermilion communication; yellow, hard to see in a thin line, comes last.
+RANK_COLORS = (
+    "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#CC79A7", "#332288", "#5C2E0B", "#F0E442",
+)  # fmt: skip
+RANK_MARKERS = ("o", "s", "^", "D", "v", "P", "*", "p")
+MEAN = {"color": "black", "linewidth": 2.6, "zorder": 3}
+COMPUTE = {"forward": "#C6DBEF", "backward": "#6BAED6", "optimizer step": "#2171B5"}
+COMMUNICATION = "#D55E00"
+WAITING = {"facecolor": "#EEEEEE", "edgecolor": "#AAAAAA", "hatch": "////", "linewidth": 0}
+FAILED = {"color": "#D00000", "marker": "X", "linestyle": "none", "zorder": 5}
+PREDICTED = {"color": "black", "marker": "o", "markerfacecolor": "white", "linestyle": "--"}
+MEASURED = {"color": "black", "marker": "o", "markerfacecolor": "black", "linestyle": "-"}
+MEMORY = {  # always stacked in this order
+    "weights": "#3B1F5B",
+    "gradients": "#7B5EA7",
+    "optimizer state": "#B9A3D6",
+    "activations": "#E8E0F3",
+}
+# Runs side by side: a broad pale line below thin dark ones, so that equal curves are all seen.
+RUNS = (
+    {"color": "#B5B5B5", "linewidth": 5.5, "linestyle": "-"},
+    {"color": "black", "linewidth": 2, "linestyle": "--"},
+    {"color": "black", "linewidth": 2.4, "linestyle": ":"},
+    {"color": "#707070", "linewidth": 1.6, "linestyle": "-"},
+)
+PRECISION = {"fp32": RUNS[0], "bf16": RUNS[1], "fp16": RUNS[2]}
+PALE, DIM = "#F1F1F1", "#6A6A6A"  # grounds and notes that stand back
+
+MOST_POINTS = 400  # of a line; beyond that it would be a blot
+PLAIN = FuncFormatter(lambda value, _: f"{value:,.6g}")
+
+
+def rank_style(rank: int) -> dict:
+    """Return the colour and the marker of a rank, the same in every figure."""
+    return {"color": RANK_COLORS[rank % 8], "marker": RANK_MARKERS[rank % 8]}
+
+
+class Picture(Figure):
+    """A matplotlib Figure that shows itself in a notebook as a PNG with its alternative text."""
+
+    alternative_text = ""
+
+    @course_style()
+    def savefig(self, *args, **kwargs):
+        """Save like any Figure, in the course's style."""
+        super().savefig(*args, **kwargs)
+
+    def png(self) -> bytes:
+        """Return the content of a PNG file, the same for the same figure."""
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", metadata={"Software": None})
+        return buffer.getvalue()
+
+    def _ipython_display_(self):
+        # Not _repr_mimebundle_: "%matplotlib inline" has a writer for Figures that would win over it.
+        # JupyterLab (4.6) ignores "alt" in the metadata of image/png but prefers text/html to it.
+        from IPython.display import display
+
+        png, alt = base64.b64encode(self.png()).decode(), self.alternative_text
+        tag = f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{png}">'
+        data = {"text/html": tag, "image/png": png, "text/plain": alt}
+        display(data, metadata={"image/png": {"alt": alt}}, raw=True)
+
+
+def show(figure: Picture) -> None:
+    """Display a picture in the notebook from the middle of a cell."""
+    figure._ipython_display_()
+
+
+def canvas(panels: int, height: float) -> tuple[Picture, list]:
+    """Return a picture `height` inches high and its panels, one below the other on the same x."""
+    figure = Picture(figsize=(rcParams["figure.figsize"][0], height))
+    FigureCanvasAgg(figure)  # measures text
+    ratios = {"height_ratios": [3] + [2] * (panels - 1), "hspace": 0.16}
+    axes = figure.subplots(panels, 1, sharex=True, squeeze=False, gridspec_kw=ratios)
+    for panel in axes[:, 0]:
+        panel.xaxis.set_major_formatter(PLAIN)
+        panel.yaxis.set_major_formatter(PLAIN)
+    return figure, list(axes[:, 0])
+
+
+def line(axes, xs, ys, label=None, **look) -> None:
+    """Draw a line with gaps where values are not finite; `finish` writes the label at its end.
+
+    Of more than MOST_POINTS points it draws the means of equal blocks, and `finish` says so.
+    """
+    xs, ys = list(xs), [value if math.isfinite(value) else math.nan for value in ys]
+    block = 1 if "drawstyle" in look else math.ceil(len(xs) / MOST_POINTS)
+    if block > 1:
+        xs, ys = ([statistics.fmean(p[i : i + block]) for i in range(0, len(p), block)] for p in (xs, ys))
+        look["gid"] = f"mean of {block} steps"
+    if marker := look.get("marker"):
+        stride = max(1, len(xs) // 10)
+        look["markevery"] = (RANK_MARKERS.index(marker) * stride // 8, stride)
+        look |= {"markeredgecolor": "#444444", "markeredgewidth": 0.6}
+    else:  # a point without neighbours has no line to be seen
+        gaps = [math.isnan(value) for value in (math.nan, *ys, math.nan)]
+        lone = [i for i in range(len(ys)) if gaps[i] and not gaps[i + 1] and gaps[i + 2]]
+        look |= {"marker": "o", "markersize": 5, "markevery": lone} if lone else {}
+    axes.plot(xs, ys, label=label, **look)
+
+
+def cross(axes, xs, ys, words, shift=(9, 6), transform=None) -> None:
+    """Mark points with red crosses and write the words, shifted by points, at the first."""
+    if not xs:
+        return
+    transform = transform or axes.transData
+    axes.plot(xs, ys, transform=transform, markersize=9 if len(xs) <= 40 else 5, **FAILED)
+    left, right = axes.get_xlim()
+    side, x = ("left", shift[0]) if xs[0] < left + 0.75 * (right - left) else ("right", -shift[0])
+    at = {"xytext": (x, shift[1]), "textcoords": "offset points", "ha": side}
+    axes.annotate(words, (xs[0], ys[0]), xycoords=transform, color=FAILED["color"], **at)
+
+
+def say(value: float, unit: str = "") -> str:
+    """Return a number as it is written in a figure: three digits, or whole from 1,000 on."""
+    text = f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.3g}"
+    return f"{text} {unit}".strip().replace("-", "−")
+
+
+def finish(figure, title: str | None, told: list[str], kind: str = "line chart") -> Picture:
+    """Write title, line labels and alternative text, and make room for them; return the figure.
+
+    `told`: sentences of what is to be seen and its numbers; the first is the title if none is given.
+    """
+    height, last = figure.bbox.height, figure.axes[-1]
+    text = textwrap.fill(title or told[0], 74)
+    figure.suptitle(text, x=0.015, y=1 - 8 / height, ha="left", va="top")
+    top = 24 + 22 * (text.count("\n") + 1)
+    figure.subplots_adjust(top=1 - top / height, bottom=58 / height)
+    blocks = sorted({gid for axes in figure.axes for drawn in axes.lines if (gid := drawn.get_gid())})
+    if blocks:
+        last.set_xlabel(f"{last.get_xlabel()} (a point: {' or '.join(blocks)})")
+    for axes in figure.axes:
+        axes.label_outer()
+    figure.align_ylabels()
+    _label_lines(figure)
+    many = f"{len(figure.axes)} {kind}s, one below the other" if len(figure.axes) > 1 else kind
+    up = "; ".join(axes.get_ylabel() for axes in figure.axes if axes.get_ylabel())
+    said = [many.capitalize(), f"Across: {last.get_xlabel()}", *[f"Up: {up}"] * bool(up)]
+    said += [title] * bool(title) + told
+    figure.alternative_text = " ".join(f"{sentence.rstrip('.')}." for sentence in said)
+    return figure
+
+
+def _label_lines(figure) -> None:
+    """Write each line's label right of its end, moved apart where ends are close together."""
+    labels = {}
+    for axes in figure.axes:
+        axes.autoscale_view()
+        named = [drawn for drawn in axes.lines if not drawn.get_label().startswith("_")]
+        labels[axes] = [(drawn, _label(axes, drawn)) for drawn in named]
+    widths = [text.get_window_extent().width for pairs in labels.values() for _, text in pairs]
+    room = max(widths) + 50 if widths else 30
+    figure.subplots_adjust(right=1 - room / figure.bbox.width)
+    for axes, pairs in labels.items():
+        ends = [_end(drawn) for drawn, _ in pairs]
+        tall = max((text.get_window_extent().height for _, text in pairs), default=0) + 3
+        places = spread([y for _, y in ends], tall / axes.bbox.height)
+        for (drawn, text), (x, y), place in zip(pairs, ends, places, strict=True):
+            key = [1 + pixels / axes.bbox.width for pixels in (9, 34, 41)]
+            text.set_position((key[2], place))
+            look = {name: drawn.get(name) for name in ()}
+            leader = Line2D([x, *key[:2]], [y, place, place], transform=axes.transAxes, clip_on=False)
+            leader.update_from(drawn)
+            leader.set(transform=axes.transAxes, clip_on=False, markevery=[2], **look)
+            axes.add_artist(leader)

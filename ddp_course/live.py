@@ -1,0 +1,134 @@
+"""Watch a run in the cell that started it: a drawing that follows the records, a picture that stays.
+
+    with live.view() as view:
+        run = launch(train.run, settings, on_record=view)
+
+While ranks run, the drawing is a small SVG text: it takes a millisecond or two, where a matplotlib
+figure takes a few hundred. At the end `plots.summary` replaces it, and the notebook is saved with that.
+"""
+
+import math
+import sys
+import time
+
+from . import plots
+
+LEAST_INTERVAL = 0.2  # seconds between two drawings
+SHARE = 0.02  # of one core may go into drawing
+POINTS = 240  # of a curve; more would not be seen
+WIDTH, HEIGHT, MARGIN = 236, 110, 6  # pixels of a panel
+
+
+class View:
+    """Draws the records it is called with. A context manager: leaving it puts the final picture there.
+
+    Outside a notebook it prints a line now and then instead.
+    """
+
+    def __init__(self):
+        self.records = []
+        self._next = 0.0
+        self._id = None
+        if "ipykernel" in sys.modules:
+            from IPython.display import display
+
+            self._id = display(_html("the ranks are starting …"), display_id=True).display_id
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self._id and self.records:
+            plots.show(plots.summary(self.records), display_id=self._id, update=True)
+
+    def __call__(self, record: dict) -> None:
+        """Take one record (see `train.train`) and draw, if it is time to."""
+        self.records.append(record)
+        began = time.monotonic()
+        if began < self._next or record["rank"] != 0:
+            return
+        if self._id:
+            from IPython.display import display
+
+            display(_html(drawing(self.records)), display_id=self._id, update=True)
+            pause = max(LEAST_INTERVAL, (time.monotonic() - began) / SHARE)
+        else:
+            print(f"step {record['step'] + 1} of {record.get('steps', '?')}, loss {record['loss']:.3f}")
+            pause = 2
+        self._next = time.monotonic() + pause
+
+
+def view() -> View:
+    """Return a new view for one run, to be passed as `on_record`."""
+    return View()
+
+
+def _html(content: str):
+    from IPython.display import HTML
+
+    return HTML(f'<div style="font: 14px sans-serif; color: #222; background: white">{content}</div>')
+
+
+def drawing(records: list[dict]) -> str:
+    """Return progress, loss, loss scale and throughput so far as HTML."""
+    by_rank = {}
+    for record in records:
+        by_rank.setdefault(record["rank"], []).append(record)
+    first = by_rank[min(by_rank)]
+    return _progress(first) + _loss(by_rank, first) + _loss_scale(first) + _throughput(first)
+
+
+def _progress(first: list[dict]) -> str:
+    done, steps = first[-1]["step"] + 1, first[-1].get("steps")
+    if not steps:
+        return f"step {done}<br>"
+    seconds = first[-1]["time"] - first[0]["time"]
+    left = f", about {seconds / (done - 1) * (steps - done):.0f} s left" if 1 < done < steps else ""
+    bar = f'<progress value="{done}" max="{steps}" style="width: 360px"></progress>'
+    return f"{bar} step {done} of {steps}{left}<br>"
+
+
+def _loss(by_rank: dict, first: list[dict]) -> str:
+    curves = [
+        ([record["local_loss"] for record in mine if "local_loss" in record], plots.rank_style(rank)["color"], 1)
+        for rank, mine in sorted(by_rank.items())
+    ]
+    curves.append(([record["loss"] for record in first], "black", 2.5))
+    return _panel(f"loss {first[-1]['loss']:.3f}", curves)
+
+
+def _loss_scale(first: list[dict]) -> str:
+    powers = [math.log2(record["loss_scale"]) if record["loss_scale"] > 0 else -math.inf for record in first]
+    skipped = [index for index, record in enumerate(first) if record["skipped"]]
+    title = f"loss scale 2^{powers[-1]:.0f}" + (f", {len(skipped)} skipped ✕" if skipped else "")
+    return _panel(title, [(powers, "black", 1.5)], skipped)
+
+
+def _throughput(first: list[dict]) -> str:
+    speeds = [record["samples_per_s"] for record in first]
+    return _panel(f"{speeds[-1]:,.0f} samples/s", [(speeds, "black", 1.5)], from_zero=True)
+
+
+def _panel(title: str, curves: list[tuple], crosses=(), from_zero=False) -> str:
+    """Return a titled box with curves (values, color, width), ✕ at these places of the first one."""
+    finite = [value for values, _, _ in curves for value in values if math.isfinite(value)]
+    low, high = min([0, *finite] if from_zero else finite, default=0), max(finite, default=1)
+    spread = high - low or 1
+
+    def place(index, values):
+        value = min(max(values[index], low), high) if values[index] == values[index] else high
+        x = MARGIN + index / max(1, len(values) - 1) * (WIDTH - 2 * MARGIN)
+        return x, HEIGHT - MARGIN - (value - low) / spread * (HEIGHT - 2 * MARGIN)
+
+    shapes = ""
+    for values, color, width in curves:
+        picked = range(0, len(values), max(1, len(values) // POINTS))
+        points = " ".join("{:.1f},{:.1f}".format(*place(index, values)) for index in picked)
+        shapes += f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="{width}"/>'
+    for index in crosses:
+        x, y = place(index, curves[0][0])
+        color = plots.SKIPPED["color"]
+        shapes += f'<path d="M{x - 4:.1f},{y - 4:.1f}l8,8m0,-8l-8,8" stroke="{color}" stroke-width="2"/>'
+    box = f'<svg width="{WIDTH}" height="{HEIGHT}" role="img" aria-label="{title}" style="border: 1px solid #bbb">'
+    figure = '<figure style="display: inline-block; margin: 4px 8px 4px 0">'
+    return f"{figure}<figcaption>{title}</figcaption>{box}{shapes}</svg></figure>"

@@ -1,0 +1,357 @@
+# %% [markdown]
+# # 00 · Start here: real ranks on your machine
+#
+# **What you will do.** Look at what your machine can do, start real worker processes from a notebook cell, let them
+# talk to each other, break them, and then train a real model on real data with all that this course is about.
+#
+# **What you will learn.** What a *rank* is; how this course starts ranks; how to read its output and its errors.
+#
+# **What you need.** Python, and one run of `make lab`. No GPU. About 15 minutes.
+#
+# ---
+# Training on several GPUs means one thing before all others: *several processes, each with its own copy of the
+# model, that agree on what to do next*. Most tutorials tell you so. Here you watch it, on the machine in front of you.
+#
+# Run each cell with <kbd>Shift</kbd>+<kbd>Enter</kbd>. Before some of them you are asked to **predict**. Do it: a wrong guess
+# that you notice teaches more than a right sentence that you read.
+
+# %% [markdown]
+# ## 1. What can this machine do?
+#
+# The doctor looks at your cores, memory, GPUs and settings. A line that begins with `!` says how to fix something.
+# Nothing in this lesson depends on a GPU.
+
+# %% tags=["nbval-ignore-output"]
+from ddp_course import doctor
+
+healthy = doctor.main([])
+assert healthy == 0, "the lines marked above say what to fix before you go on"
+
+# %% [markdown]
+# ## 2. Hello from two ranks
+#
+# `launch` starts worker processes, runs your function in each of them, and brings back what it returned. Each process is
+# called a **rank** and has a number, also called its rank: 0, 1, 2, … The number of ranks is the **world size**.
+#
+# > **Predict.** Two ranks print a line each. Will rank 0's line always come first? Run the cell a few times.
+
+# %% tags=["nbval-ignore-output"]
+import os
+
+import torch
+import torch.distributed as dist
+
+from ddp_course import launch
+
+
+def hello():
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    print(f"hello, I am rank {rank} of {world_size}, process {os.getpid()}")
+    return os.getpid()
+
+
+run = launch(hello, nproc=2)
+
+# %% [markdown]
+# The order changes from run to run: nobody tells the ranks who speaks first. What `launch` returns is in order of
+# rank, whoever was faster. The numbers prove that each rank is a process of its own, and none of them is the
+# notebook's.
+
+# %%
+first = launch(hello, nproc=4).values
+assert len({*first, os.getpid()}) == 5  # four ranks and the notebook: five different processes
+
+# %% [markdown]
+# ## 3. Ranks share nothing
+#
+# > **Predict.** Four ranks each append to the list `notes`, which lives in the notebook. How long is the notebook's list
+# > afterwards: 4, 1, or 0? And the list that each rank sees?
+
+# %%
+notes = []
+
+
+def take_a_note():
+    notes.append(f"rank {dist.get_rank()} was here")
+    return len(notes)
+
+
+run = launch(take_a_note, nproc=4)
+print("notes in the notebook:", len(notes))
+print("notes that each rank sees:", run.values)
+assert len(notes) == 0
+assert run.values == [1, 1, 1, 1]
+
+# %% [markdown]
+# Every rank got its own *copy* of the function and of all that the function uses. What a rank changes, only that rank
+# sees. This is why distributed training needs communication: without it, four ranks train four unrelated models.
+#
+# ## 4. Ranks can talk
+#
+# A **collective** is an operation that all ranks take part in. `all_reduce` adds up a tensor over all ranks and gives each
+# rank the sum.
+#
+# > **Predict.** Each of four ranks brings its own number: 0, 1, 2, 3. What does each rank hold afterwards?
+
+# %%
+def add_up():
+    mine = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(mine)  # every rank must call it, and every rank waits for the others
+    return mine.item()
+
+
+sums = launch(add_up, nproc=4).values
+print(sums)
+assert sums == [6.0, 6.0, 6.0, 6.0]
+
+# %% [markdown]
+# ## 5. Break it: a rank that fails
+#
+# Sooner or later one of your ranks will raise an error while the others wait for it. Who failed, and where?
+#
+# > **Predict.** Rank 1 divides by zero before the collective. What does rank 0 do, and what will the message name?
+
+# %%
+from ddp_course import RankError
+
+
+def fail_on_one():
+    number = torch.ones(1)
+    if dist.get_rank() == 1:
+        number = number / (1 // 0)
+    dist.all_reduce(number)
+
+
+try:
+    launch(fail_on_one, nproc=2)
+except RankError as error:
+    print(error)
+    assert error.rank == 1
+    assert "ZeroDivisionError" in error.traceback and "1 // 0" in error.traceback
+    assert "all_reduce" in error.others[0]
+
+# %% [markdown]
+# Rank 0 was innocent: it waited in `all_reduce` for a partner that never came. The message names the rank that failed
+# *first*, its line in your cell, and in one line what each other rank was doing. Nothing keeps running: when a cell
+# ends, however it ends, all its ranks are gone. The stop button (■) works as well: try it on the next cell if you like.
+#
+# ## 6. Break it: a rank that never comes
+#
+# > **Predict.** Only rank 0 calls the collective. What happens to it? How would you notice?
+
+# %%
+from ddp_course import HangError
+
+
+def forgotten():
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(1))
+
+
+try:
+    launch(forgotten, nproc=2, timeout=2)
+except HangError as error:
+    print(error)
+    assert "rank 0 waits in all_reduce" in str(error)
+    assert "rank 1 had returned" in str(error)
+
+# %% [markdown]
+# No error, no output: rank 0 would wait for a very long time. This is a **hang**, the commonest fault in distributed
+# code. `launch` ends it after `timeout` seconds and says where every rank was. Lesson 11 is a zoo of such faults.
+
+# %% [markdown]
+# ## 7. Why not simply `multiprocessing`?
+#
+# Python and PyTorch can start processes themselves. From a notebook that goes wrong in two ways that you should have
+# seen once. **First way:** PyTorch's own `spawn` starts a new Python, which then looks for your function, and does not
+# find it: the function is in this notebook, in no file.
+
+# %% tags=["nbval-ignore-output"]
+import torch.multiprocessing as mp
+
+
+def count(rank):
+    return rank + 1
+
+
+try:
+    mp.spawn(count, nprocs=1)
+    spawned = True
+except mp.ProcessExitedException as error:
+    spawned = False
+    print(f"spawn: {error}")
+
+assert not spawned
+assert launch(lambda: count(dist.get_rank())).values == [1, 2]  # launch sends the function itself
+print("launch: fine")
+
+# %% [markdown]
+# **Second way:** `fork` copies the running notebook, so the function is there. But only the thread that forks is
+# copied. If PyTorch has used its pool of threads before, as any tensor operation of some size does, the copy has a pool
+# without threads, and waits for them for ever.
+#
+# > **Predict.** Below, the notebook multiplies two matrices, then a forked process does the same. Does it finish?
+
+# %% tags=["nbval-ignore-output"]
+import multiprocessing
+import sys
+import warnings
+
+torch.set_num_threads(max(2, torch.get_num_threads()))
+square = torch.randn(400, 400)
+loss = (square * square).sigmoid().sum()  # the notebook's thread pool is now in use
+
+if sys.platform == "linux":
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer Pythons warn of exactly this
+        child = multiprocessing.get_context("fork").Process(target=lambda: (square * square).sigmoid().sum())
+        child.start()
+    child.join(3)
+    hung = child.is_alive()
+    child.kill()
+    child.join()
+    print("the forked process", "hangs" if hung else "finished")
+    assert hung
+
+total = launch(lambda: float(torch.ones(400, 400).sigmoid().sum())).values
+print("the ranks of launch finished")
+assert total[0] == total[1]
+
+# %% [markdown]
+# `launch` has neither fault: it sends your function along, and its ranks come from a small process that has imported
+# PyTorch and done nothing else. That also makes it quick.
+#
+# A third trap waits in `DataLoader(num_workers=…)`: its workers are processes too. Where they are spawned (Windows, macOS)
+# a data set *class that you wrote in a cell* cannot be found, for the same reason as above.
+
+# %% tags=["nbval-ignore-output"]
+class Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return index**2
+
+
+def load(context):
+    loader = torch.utils.data.DataLoader(Squares(), num_workers=1, multiprocessing_context=context)
+    return [int(batch) for batch in loader]
+
+
+try:
+    load("spawn")
+    found = True
+except Exception as error:
+    found = False
+    print(f"{type(error).__name__}: {str(error).splitlines()[0]}")
+
+assert not found
+assert [int(batch) for batch in torch.utils.data.DataLoader(Squares())] == [0, 1, 4, 9]
+print("without workers: fine")
+
+# %% [markdown]
+# With `num_workers=0`, the default here, the rank loads its data itself. Put the class into a `.py` file beside the notebook
+# when you want workers.
+
+# %% [markdown]
+# ## 8. The whole course in one cell
+#
+# Now everything at once, and nothing of it need be clear yet. Two ranks train a small network on 1,437 real scans of
+# handwritten digits:
+#
+# * **DDP**: each rank takes half of the data, and they average their gradients;
+# * **gradient accumulation**: four small batches make one step;
+# * **mixed precision**: the matrix products run in 16-bit floating point, with a *loss scale* that keeps small gradients
+#   from vanishing. It starts too high on purpose. Watch what happens to it.
+#
+# > **Predict.** What share of digits it has never seen will the network get right? Write your guess into the cell.
+
+# %% tags=["nbval-ignore-output"]
+from ddp_course import live, plots, train
+
+my_guess = 0.80
+
+settings = train.Settings(
+    precision="fp16", accumulation_steps=4, micro_batch=16, epochs=12, init_scale=2.0**24, growth_interval=60
+)
+with live.view() as view:
+    run = launch(train.run, settings, nproc=2, on_record=view)
+
+# %% [markdown]
+# Read the picture from top to bottom.
+#
+# * **Loss.** The thin lines are the two ranks' own losses, each on its own half of the batch; the thick black line is their
+#   mean, the one loss that counts.
+# * **Loss scale.** At the red ✕ marks the gradients overflowed 16-bit floating point: the step was *skipped* on both ranks and
+#   the scale halved. After enough good steps it doubles again.
+# * **Throughput.** Samples per second over both ranks. The first steps are slow, and are left out of the median.
+#
+# The same, as statements about what was recorded:
+
+# %%
+result = run.values[0]
+records = [record for record in run.records if record["rank"] == 0]
+skipped = [record["step"] for record in records if record["skipped"]]
+scales = [record["loss_scale"] for record in records]
+
+assert records[-1]["loss"] < records[0]["loss"] / 10  # the loss fell
+assert skipped and skipped == list(range(len(skipped)))  # it skipped at the start only
+assert scales[len(skipped)] == scales[0] / 2 ** len(skipped)  # and halved the scale each time
+assert max(scales[len(skipped) :]) > scales[len(skipped)]  # later the scale grew again
+assert result["accuracy"] >= 0.95  # on digits it had never seen
+
+# %% tags=["nbval-ignore-output"]
+plots.prediction({"accuracy": (my_guess, result["accuracy"])}, unit="share of unseen digits that it got right")
+
+# %% [markdown]
+# And the claim that matters most. After all those steps, do the two ranks hold the same model, down to the last bit?
+
+# %%
+ours, theirs = run.values[0]["weights"], run.values[1]["weights"]
+assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+print(f"{sum(weight.numel() for weight in ours.values()):,} weights, equal on both ranks, bit for bit")
+
+# %% [markdown]
+# ## 9. The loop behind it
+#
+# This is the loop that just ran, the package's own source. It fits on one screen, and by lesson 09 you will have
+# written and broken each of its lines.
+
+# %%
+from ddp_course import show
+
+show.source(train.train)
+
+# %% [markdown]
+# ## On a machine with GPUs
+#
+# Run the same cells. With at least as many GPUs as ranks, `launch` gives each rank its own GPU and the ranks talk over NCCL,
+# NVIDIA's library for it; with fewer GPUs, ranks share them and `launch` says so. Only the speeds change: CPU timings
+# in this course say nothing of a GPU's.
+#
+# ## Check yourself
+#
+# <details><summary>Why was the notebook's list <code>notes</code> still empty?</summary>
+# Each rank appended to its own copy. Processes do not share variables; only what is sent (a collective, <code>report</code>, a
+# return value) leaves a rank.</details>
+#
+# <details><summary>Six ranks bring their own rank number to an <code>all_reduce</code>. What does rank 3 hold afterwards?</summary>
+# 15, as all the others do: 0 + 1 + 2 + 3 + 4 + 5.</details>
+#
+# <details><summary>One rank raises before an <code>all_reduce</code>. What would the others do if nobody stopped them?</summary>
+# Wait for it in the collective, without a message, until its time-out. That is why <code>launch</code> watches all ranks.</details>
+#
+# ## Where next
+#
+# **[01 · Why distributed](01_why_distributed.ipynb)**: what does not fit on one GPU, and why. Lessons that are not written yet are
+# marked in the README's course map; **[06 · The DDP training loop](06_ddp_training_loop.ipynb)** is there.
+#
+# *Read more.* S. Li and others, *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020;
+# the PyTorch documentation's page on `torch.distributed`.
+
+# %%
+print(f"""What you measured:
+- 4 ranks, 4 processes, and no variable shared between them
+- 0 + 1 + 2 + 3 = {sums[0]:.0f} on every rank
+- {len(skipped)} steps skipped before the loss scale fitted, then {len(records) - len(skipped)} taken
+- test accuracy above 95 %: {result["accuracy"] > 0.95}""")

@@ -1,0 +1,489 @@
+# %% [markdown]
+# # 06 · The DDP training loop
+#
+# **What you will do.** Take a training loop that works in one process, change the few lines that make it run on any number
+# of ranks, and break each of them in turn: the logged loss, the evaluation, the number of threads, the learning rate.
+#
+# **What you will learn.** The whole loop on real data; which loss is *the* loss; how batch size and learning rate go
+# together; how the same file runs under `torchrun`.
+#
+# **What you need.** Lesson 00. About 25 minutes; the cells compute for less than one.
+#
+# ---
+# **The question.** You have a loop that trains well in one process. You get a second GPU tomorrow. Which lines change, and
+# what may you expect: the same model in half the time, or something else?
+
+# %% [markdown]
+# ## 1. One process
+#
+# The starting point: a small network, real scans of digits, plain SGD. Nothing in it knows of ranks, except that its
+# data order comes from a `DistributedSampler`, so that we can compare order by order later.
+
+# %%
+import time
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+from ddp_course import data, launch, models, plots, report, show
+
+
+def one_process(epochs, batch, learning_rate):
+    torch.manual_seed(0)
+    train_set, test_set = data.digits()
+    sampler = DistributedSampler(train_set, num_replicas=1, rank=0)
+    loader = DataLoader(train_set, batch, sampler=sampler)
+    model = models.MLP(width=64)
+    optimizer = torch.optim.SGD(model.parameters(), learning_rate)
+    step = 0
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            report(step=step, loss=loss)
+            step += 1
+    return model.state_dict()
+
+
+alone = launch(one_process, epochs=3, batch=64, learning_rate=0.2, nproc=1)
+print(f"{len(alone.records)} steps, loss {alone.records[0]['loss']:.2f} → {alone.records[-1]['loss']:.2f}")
+
+# %% [markdown]
+# ## 2. Any number of ranks
+#
+# The same loop for every rank. Read it once, then look at the difference below it.
+
+# %%
+def every_rank(epochs, batch, learning_rate):
+    torch.manual_seed(0)
+    train_set, test_set = data.digits()
+    sampler = DistributedSampler(train_set)
+    loader = DataLoader(train_set, batch, sampler=sampler)
+    model = DistributedDataParallel(models.MLP(width=64))
+    optimizer = torch.optim.SGD(model.parameters(), learning_rate)
+    step = 0
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            mean_loss = loss.detach().clone()
+            dist.all_reduce(mean_loss, op=dist.ReduceOp.AVG)
+            report(step=step, loss=mean_loss, local_loss=loss)
+            step += 1
+    return model.module.state_dict()
+
+
+show.diff(one_process, every_rank)
+
+# %% [markdown]
+# Four changes, and no more:
+#
+# 1. the **sampler** asks the process group how many ranks there are, and deals each of them its own part;
+# 2. **DDP** wraps the model: it copies rank 0's weights to all at the start, and averages the gradients during `backward`;
+# 3. the **loss** to look at is averaged over ranks, because each rank only sees its own part;
+# 4. what is **kept** is `model.module`, the network inside the wrapper: a file saved from the wrapper has `module.` before
+#    every name.
+#
+# > **Predict.** 1,437 images, batches of 32 *on each of two ranks*. How many steps does an epoch have, when one process with
+# > batches of 64 has 23? And how far apart are the losses of the two runs?
+
+# %%
+pair = launch(every_rank, epochs=3, batch=32, learning_rate=0.2, nproc=2)
+
+first = [record for record in pair.records if record["rank"] == 0]
+steps_per_epoch = len(first) // 3
+print(f"{steps_per_epoch} steps an epoch on each rank")
+assert steps_per_epoch == len(alone.records) // 3 == 23
+
+# %% tags=["nbval-ignore-output"]
+plots.compare({"one process, batch 64": alone, "two ranks, 32 each": pair})
+
+# %%
+gap = max(abs(a["loss"] - b["loss"]) for a, b in zip(alone.records, first, strict=True))
+print(f"largest difference of the losses is below 0.02: {gap < 0.02}")
+assert gap < 0.02
+
+# %% [markdown]
+# The curves lie on each other. Two ranks with 32 images each *are* one process with 64: the sampler deals the same shuffled
+# order out like cards, so in every step the two ranks together hold exactly the 64 images of the single process, and the
+# mean of the two gradients is the gradient of the 64. What is left is rounding, and, at the end of an epoch, one
+# image that comes twice because 1,437 is odd. So with two ranks nothing about *learning* changed. The work was shared: that
+# is data parallelism.
+
+# %% [markdown]
+# ## 3. Break it: whose loss is this?
+#
+# Many training scripts print `loss.item()` on rank 0 and call it the loss.
+#
+# > **Predict.** Rank 0's loss comes from half of the batch. How far from the true loss is it, at most, in these 69 steps?
+
+# %% tags=["nbval-ignore-output"]
+plots.loss(pair)
+
+# %%
+off = max(abs(record["local_loss"] - record["loss"]) / record["loss"] for record in first)
+print(f"rank 0's own loss is off by more than 10 % in its worst step: {off > 0.10}")
+assert off > 0.10
+
+halves = {}
+for record in pair.records:
+    halves.setdefault(record["step"], []).append(record)
+for one, other in halves.values():
+    assert one["loss"] == other["loss"]  # the averaged loss is the same number on both ranks
+    assert abs((one["local_loss"] + other["local_loss"]) / 2 - one["loss"]) < 1e-5  # float32 rounding
+
+# %% [markdown]
+# The thin lines scatter around the thick one. Whoever reads rank 0's line as the loss, reads noise, and with more ranks
+# more of it. The fix is the `all_reduce` in the loop. It costs a message, so long runs do it every so many steps.
+
+# %% [markdown]
+# ## 4. Break it: evaluation on rank 0
+#
+# It looks thrifty: let rank 0 alone compute the accuracy. But somebody left an `all_reduce` in `accuracy`, as it should be
+# when every rank evaluates its own part.
+#
+# > **Predict.** Two ranks, and only rank 0 calls `accuracy`. Error, wrong number, or something else?
+
+# %%
+from ddp_course import HangError
+
+
+def accuracy(model, dataset):
+    """The share of right answers over all ranks, each item counted once."""
+    correct = torch.zeros(2)
+    with torch.no_grad():
+        for x, y in data.exact_shard(dataset, 128):  # items rank, rank + world_size, …
+            correct += torch.tensor([(model(x).argmax(1) == y).sum(), len(y)])
+    dist.all_reduce(correct)
+    return (correct[0] / correct[1]).item()
+
+
+def on_rank_0_only(weights):
+    model = models.MLP(width=64)
+    model.load_state_dict(weights)
+    if dist.get_rank() == 0:
+        return accuracy(model, data.digits()[1])
+
+
+try:
+    launch(on_rank_0_only, pair.values[0], timeout=2)
+except HangError as error:
+    print(error)
+    assert "rank 0 waits in all_reduce" in str(error)
+    assert "rank 1 had returned" in str(error)
+
+# %% [markdown]
+# A hang. A collective needs *every* rank; inside `if rank == 0` it waits for ever. The same trap waits in a checkpoint
+# that is saved "on rank 0 only" by a function with a `barrier` in it. **Fix:** all ranks call it; only the printing is
+# left to rank 0.
+
+# %%
+def on_every_rank(weights):
+    model = models.MLP(width=64)
+    model.load_state_dict(weights)
+    return accuracy(model, data.digits()[1])
+
+
+shares = {nproc: launch(on_every_rank, pair.values[0], nproc=nproc).values for nproc in (1, 2, 3)}
+assert len({value for values in shares.values() for value in values}) == 1
+print("test accuracy above 85 %, the same with 1, 2 and 3 ranks:", shares[1][0] > 0.85)
+assert shares[1][0] > 0.85
+
+# %% [markdown]
+# ## 5. Break it: every rank takes every core
+#
+# PyTorch gives each process as many threads as the machine has cores. Two ranks then have twice as many busy threads as
+# there are cores.
+#
+# > **Predict.** With two ranks, what do you lose if each keeps all cores to itself, compared with sharing them out? Nothing, a
+# > little, half?
+
+# %% tags=["nbval-ignore-output"]
+from ddp_course.process_group import cores
+
+
+def samples_per_second(threads):
+    torch.set_num_threads(threads)
+    model = DistributedDataParallel(models.MLP(width=1024))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x, y = torch.randn(256, 64), torch.randint(10, (256,))
+    for step in range(25):
+        if step == 5:  # the first steps are slow: they do not count
+            dist.barrier()
+            began = time.perf_counter()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return 20 * 256 * dist.get_world_size() / (time.perf_counter() - began)
+
+
+def best(threads):
+    return max(launch(samples_per_second, threads).values[0] for _ in range(3))
+
+
+my_guess = 1.2  # how many times faster is sharing the cores out?
+shared, greedy = best(max(1, cores() // 2)), best(max(2, cores()))
+print(f"shared out: {shared:,.0f} samples/s    every rank takes all: {greedy:,.0f} samples/s")
+assert shared > greedy
+plots.prediction({"shared out against all for each": (my_guess, shared / greedy)}, unit="times as fast")
+
+# %% [markdown]
+# More threads than cores do not just fail to help. The threads of one rank wait for each other at the end of every
+# operation, spinning, on cores that the other rank needs. `launch` shares the cores out (`torch.set_num_threads`);
+# `torchrun` sets `OMP_NUM_THREADS=1` for you, and says so. On GPUs the same holds for whatever the CPU does
+# there, such as loading data.
+
+# %% [markdown]
+# ## 6. More ranks, bigger batch, which learning rate?
+#
+# So far two ranks *shared* one batch. Usually people keep the batch *per rank*, and the global batch grows with
+# every rank:
+#
+# $$\text{global batch} = \text{micro-batch} \times \text{accumulation steps} \times \text{world size}$$
+#
+# Then an epoch has fewer steps. With the same learning rate, fewer steps of the same size lead less far.
+#
+# > **Predict.** One rank with batches of 32 and learning rate 0.1, against four ranks with 32 each (128 in all). After the
+# > same number of *images*, with the same learning rate: whose loss is lower? And if the four ranks take 4 × 0.1?
+
+# %% tags=["nbval-ignore-output"]
+def trained(learning_rate, warmup_steps=0, epochs=6):
+    torch.manual_seed(0)
+    train_set, _ = data.digits()
+    loader = data.shard(train_set, micro_batch=32)
+    model = DistributedDataParallel(models.MLP(width=64))
+    optimizer = torch.optim.SGD(model.parameters(), learning_rate)
+    step = 0
+    for epoch in range(epochs):
+        loader.sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.param_groups[0]["lr"] = learning_rate * min(1, (step + 1) / (warmup_steps + 1))
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            dist.all_reduce(mean_loss := loss.detach().clone(), op=dist.ReduceOp.AVG)
+            report(step=step, loss=mean_loss, samples=32 * dist.get_world_size())
+            step += 1
+
+
+runs = {
+    "1 rank, 0.1": launch(trained, 0.1, nproc=1),
+    "4 ranks, 0.1": launch(trained, 0.1, nproc=4),
+    "4 ranks, 0.4": launch(trained, 0.4, nproc=4),
+    "4 ranks, 0.4, warm-up": launch(trained, 0.4, warmup_steps=10, nproc=4),
+}
+plots.compare(runs, x="samples")
+
+# %%
+def epoch_losses(run):
+    """The mean loss of each of the six epochs."""
+    losses = [record["loss"] for record in run.records if record["rank"] == 0]
+    size = len(losses) // 6
+    return [sum(losses[k * size : (k + 1) * size]) / size for k in range(6)]
+
+
+one, same_rate, scaled, warmed = (epoch_losses(run)[-1] for run in runs.values())
+assert same_rate > 2 * one  # four ranks with the old rate are far behind
+assert scaled < same_rate / 2 and warmed < same_rate / 2  # with four times the rate they are not
+assert max(scaled, warmed) < 2 * one
+
+# %% [markdown]
+# This is the **linear scaling rule** (Goyal and others, 2017): when the global batch grows k times, take k times the learning
+# rate. The reason is simple arithmetic: k small steps in nearly the same direction lead about as far as one step that is k
+# times as long. It holds while the weights change little within those k steps. At the very start they change a lot, hence the
+# **warm-up**: begin small and rise to the full rate over the first steps. And it ends somewhere:
+
+# %% tags=["nbval-ignore-output"]
+too_far = launch(trained, 1.6, nproc=4)
+print(f"learning rate 1.6, last epoch's mean loss: {epoch_losses(too_far)[-1]:.2f}")
+assert not epoch_losses(too_far)[-1] < same_rate  # worse than not scaling at all (or not a number)
+
+# %% [markdown]
+# One more trap of the same kind. DDP *averages* gradients over ranks. Code that *sums* them, by hand or by a loss that is
+# multiplied by the world size, has changed its learning rate without saying so.
+#
+# > **Predict.** Train with the loss multiplied by the world size of 2 and learning rate 0.1. Which ordinary run ends with the same
+# > weights?
+
+# %%
+def summed(learning_rate, factor):
+    torch.manual_seed(0)
+    loader = data.shard(data.digits()[0], micro_batch=32)
+    model = DistributedDataParallel(models.MLP(width=64).double())
+    optimizer = torch.optim.SGD(model.parameters(), learning_rate)
+    for x, y in loader:
+        (F.cross_entropy(model(x.double()), y) * factor).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cat([weight.detach().flatten() for weight in model.parameters()])
+
+
+summed_weights = launch(summed, learning_rate=0.1, factor=2).values[0]
+twice_the_rate = launch(summed, learning_rate=0.2, factor=1).values[0]
+assert (summed_weights - twice_the_rate).abs().max() < 1e-12  # float64: rounding only
+print("summing over two ranks at rate 0.1 = averaging at rate 0.2")
+
+# %% [markdown]
+# ## 7. The same loop as a script
+#
+# A notebook is for learning; training runs are scripts. Here is a complete one in plain PyTorch: set up, wrap, train,
+# evaluate, clean up. Of this course's package it only takes the data and the network.
+
+# %% tags=["nbval-ignore-output"]
+import tempfile
+from pathlib import Path
+
+folder = tempfile.TemporaryDirectory()
+script = Path(folder.name) / "train_digits.py"
+
+# %% tags=["nbval-ignore-output"]
+# %%writefile {script}
+import os
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+from ddp_course import data, models
+
+
+def setup():
+    gpu = torch.cuda.is_available()
+    local_rank = int(os.environ["LOCAL_RANK"])  # this node's GPU; RANK counts over all nodes
+    device = torch.device("cuda", local_rank) if gpu else torch.device("cpu")
+    if gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if gpu else "gloo")  # finds the others by MASTER_ADDR, MASTER_PORT
+    return device
+
+
+def main(epochs=3, batch=32, learning_rate=0.2):
+    device = setup()
+    torch.manual_seed(0)
+    train_set, _ = data.digits()
+    sampler = DistributedSampler(train_set)
+    loader = DataLoader(train_set, batch, sampler=sampler)
+    model = DistributedDataParallel(models.MLP(width=64).to(device))
+    optimizer = torch.optim.SGD(model.parameters(), learning_rate)
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            loss = F.cross_entropy(model(x.to(device)), y.to(device))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            mean_loss = loss.detach().clone()
+            dist.all_reduce(mean_loss)
+            if dist.get_rank() == 0:  # only the printing; every rank took part in the all_reduce
+                print(f"loss {mean_loss.item() / dist.get_world_size():.6f}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+
+# %% [markdown]
+# `torchrun` starts the ranks, tells each its place through environment variables (`RANK`, `LOCAL_RANK`, `WORLD_SIZE`,
+# `MASTER_ADDR`, `MASTER_PORT`), and stops all if one fails. In a terminal you would type
+#
+# ```
+# torchrun --standalone --nproc-per-node 2 train_digits.py
+# ```
+#
+# > **Predict.** This is another launcher and another file. Will its losses be those of section 2?
+
+# %%
+import subprocess
+import sys
+
+torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+done = subprocess.run([*torchrun, script], capture_output=True, text=True, timeout=100)
+assert done.returncode == 0, done.stderr
+printed = [float(line.split()[1]) for line in done.stdout.splitlines()]
+
+assert len(printed) == len(first)
+assert max(abs(a - b["loss"]) for a, b in zip(printed, first, strict=True)) < 1e-4  # printed digits, threads
+print(f"{len(printed)} losses, the same as from the notebook")
+
+# %% [markdown]
+# `launch` sets the very same variables, so code moves between notebook and script unchanged. An older way you will see in
+# tutorials is `torch.multiprocessing.spawn(main, nprocs=2)` with `MASTER_PORT` written into the script; it works from a file,
+# until a second run finds the port in use. `--standalone` lets torchrun find a free one.
+
+# %% [markdown]
+# ## 8. The package's loop
+#
+# `ddp_course.train` is this loop with three more things in it, each of which has its lesson: windows of micro-batches (07),
+# precision (08), and a schedule with resume (09). Compare its source with `every_rank` above: sampler, backward, step, the loss
+# averaged over ranks.
+
+# %%
+from ddp_course import train
+
+show.source(train.train)
+
+# %% tags=["nbval-ignore-output"]
+from ddp_course import live
+
+with live.view() as view:
+    run = launch(train.run, train.Settings(epochs=10), on_record=view)
+
+# %%
+result = run.values[0]
+print("test accuracy of at least 96 %:", result["accuracy"] >= 0.96)
+assert result["accuracy"] >= 0.96
+
+# %% [markdown]
+# ## On several GPUs, on several machines
+#
+# Nothing in the script changes. One machine with eight GPUs: `torchrun --standalone --nproc-per-node 8 train_digits.py`. Two
+# machines, on each:
+#
+# ```
+# torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint FIRST_MACHINE:29400 train_digits.py
+# ```
+#
+# There `RANK` runs from 0 to 15 and `LOCAL_RANK` from 0 to 7 on each: the GPU is chosen by the *local* rank. The throughput
+# you saw here is that of a CPU whose cores the ranks share, and says nothing of GPUs.
+#
+# ## Check yourself
+#
+# <details><summary>Micro-batch 16, accumulation over 2, and 8 ranks. What is the global batch, and by how much would you scale a
+# learning rate that was tuned for 64?</summary>16 × 2 × 8 = 256, four times 64: four times the rate, with warm-up.</details>
+#
+# <details><summary>Rank 0 prints loss 0.31, rank 1 prints 0.35. Which one goes into the report?</summary>
+# Neither: their mean, 0.33, if both ranks hold equally many samples.</details>
+#
+# <details><summary>Why does the file saved from <code>model.state_dict()</code> not load into a plain <code>MLP</code>?</summary>
+# Every name in it begins with <code>module.</code>: it is the wrapper's. Save <code>model.module.state_dict()</code>.</details>
+#
+# <details><summary>How many images does <code>trained</code> use per step on four ranks, and how many steps has its epoch? (Look at its
+# records.)</summary>128, and 12: each rank holds 360 of the 1,437 images (three come twice), in 11 batches of 32 and one of 8.</details>
+#
+# ## Read more
+#
+# *S. Li and others*, PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB 2020. *P. Goyal and others*,
+# Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017: linear scaling and warm-up. The PyTorch documentation on
+# `DistributedDataParallel` and on `torchrun`.
+
+# %% tags=["nbval-ignore-output"]
+folder.cleanup()
+print(f"""What you measured:
+- one process with batch 64 and two ranks with 32 each: losses at most {gap:.4f} apart
+- rank 0's own loss was off by up to {off:.0%}
+- a collective on rank 0 alone hangs
+- sharing the cores out was {shared / greedy:.1f} times as fast as taking them all
+- last-epoch loss: one rank {one:.2f}; four ranks {same_rate:.2f}; with 4 × the rate {scaled:.2f}; with warm-up {warmed:.2f}
+- torchrun and the notebook gave the same {len(printed)} losses""")
