@@ -1,8 +1,8 @@
-"""The visual language of the course: what a colour, a shape and a line mean, and how a figure is made.
+"""The visual language of the course: what colours, shapes and lines mean, how a figure is made.
 
-The only file with colours; fonts, sizes, grid and resolution are in course.mplstyle. A figure starts
-with `canvas`, gets lines from `line` and crosses from `cross`, and is closed by `finish`, all inside
-`course_style()`. pyplot is never touched: nothing is global, no figure stays open.
+The only file with colours; fonts, sizes, grid and resolution are in course.mplstyle. A figure is
+begun by `canvas`, gets lines from `line` and crosses from `cross`, and is closed by `finish`, all
+inside `course_style()`. pyplot is never touched: nothing is global, no figure stays open.
 """
 
 import base64
@@ -19,6 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
+from PIL import Image
 
 STYLE = Path(__file__).with_name("course.mplstyle")
 course_style = functools.partial(style.context, ["default", STYLE])  # @course_style() or with
@@ -33,7 +34,7 @@ MEAN = {"color": "black", "linewidth": 2.6, "zorder": 3}
 COMPUTE = {"forward": "#C6DBEF", "backward": "#6BAED6", "optimizer step": "#2171B5"}
 COMMUNICATION = "#D55E00"
 WAITING = {"facecolor": "#EEEEEE", "edgecolor": "#AAAAAA", "hatch": "////", "linewidth": 0}
-FAILED = {"color": "#D00000", "marker": "X", "linestyle": "none", "zorder": 5}
+SKIPPED = {"color": "#D00000", "marker": "X", "linestyle": "none", "zorder": 5}  # or failed
 PREDICTED = {"color": "black", "marker": "o", "markerfacecolor": "white", "linestyle": "--"}
 MEASURED = {"color": "black", "marker": "o", "markerfacecolor": "black", "linestyle": "-"}
 MEMORY = {  # always stacked in this order
@@ -46,8 +47,8 @@ MEMORY = {  # always stacked in this order
 RUNS = (
     {"color": "#B5B5B5", "linewidth": 5.5, "linestyle": "-"},
     {"color": "black", "linewidth": 2, "linestyle": "--"},
-    {"color": "black", "linewidth": 2.4, "linestyle": ":"},
-    {"color": "#707070", "linewidth": 1.6, "linestyle": "-"},
+    {"color": "black", "linewidth": 1.1, "linestyle": "-"},
+    {"color": "#707070", "linewidth": 2.4, "linestyle": ":"},
 )
 PRECISION = {"fp32": RUNS[0], "bf16": RUNS[1], "fp16": RUNS[2]}
 PALE, DIM = "#F1F1F1", "#6A6A6A"  # grounds and notes that stand back
@@ -71,26 +72,31 @@ class Picture(Figure):
         """Save like any Figure, in the course's style."""
         super().savefig(*args, **kwargs)
 
+    @course_style()
     def png(self) -> bytes:
-        """Return the content of a PNG file, the same for the same figure."""
-        buffer = io.BytesIO()
-        self.savefig(buffer, format="png", metadata={"Software": None})
-        return buffer.getvalue()
+        """Return the content of a PNG file, the same bytes for the same figure."""
+        self.canvas.draw()
+        size, pixels = self.canvas.get_width_height(), self.canvas.buffer_rgba()
+        image = Image.frombytes("RGBA", size, pixels).convert("RGB")
+        image = image.quantize(256, dither=Image.Dither.NONE)  # looks the same, a third of the size
+        file = io.BytesIO()
+        image.save(file, "png", optimize=True)
+        return file.getvalue()
 
     def _ipython_display_(self):
-        # Not _repr_mimebundle_: "%matplotlib inline" has a writer for Figures that would win over it.
-        # JupyterLab (4.6) ignores "alt" in the metadata of image/png but prefers text/html to it.
-        from IPython.display import display
-
-        png, alt = base64.b64encode(self.png()).decode(), self.alternative_text
-        tag = f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{png}">'
-        data = {"text/html": tag, "image/png": png, "text/plain": alt}
-        display(data, metadata={"image/png": {"alt": alt}}, raw=True)
+        # Not _repr_mimebundle_: the writer that "%matplotlib inline" has for Figures would win.
+        show(self)
 
 
-def show(figure: Picture) -> None:
-    """Display a picture in the notebook from the middle of a cell."""
-    figure._ipython_display_()
+def show(figure: Picture, **how) -> None:
+    """Display a picture from the middle of a cell; `how` is passed to IPython's display."""
+    from IPython.display import display
+
+    png, alt = base64.b64encode(figure.png()).decode(), figure.alternative_text
+    # JupyterLab (4.6) ignores "alt" in the metadata of image/png, but it prefers text/html to it.
+    tag = f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{png}">'
+    data = {"text/html": tag, "image/png": png, "text/plain": alt}
+    display(data, metadata={"image/png": {"alt": alt}}, raw=True, **how)
 
 
 def canvas(panels: int, height: float) -> tuple[Picture, list]:
@@ -113,8 +119,9 @@ def line(axes, xs, ys, label=None, **look) -> None:
     xs, ys = list(xs), [value if math.isfinite(value) else math.nan for value in ys]
     block = 1 if "drawstyle" in look else math.ceil(len(xs) / MOST_POINTS)
     if block > 1:
-        xs, ys = ([statistics.fmean(p[i : i + block]) for i in range(0, len(p), block)] for p in (xs, ys))
-        look["gid"] = f"mean of {block} steps"
+        starts = range(0, len(xs), block)
+        xs, ys = ([statistics.fmean(part[i : i + block]) for i in starts] for part in (xs, ys))
+        look["gid"] = str(block)
     if marker := look.get("marker"):
         stride = max(1, len(xs) // 10)
         look["markevery"] = (RANK_MARKERS.index(marker) * stride // 8, stride)
@@ -131,11 +138,12 @@ def cross(axes, xs, ys, words, shift=(9, 6), transform=None) -> None:
     if not xs:
         return
     transform = transform or axes.transData
-    axes.plot(xs, ys, transform=transform, markersize=9 if len(xs) <= 40 else 5, **FAILED)
+    size = {"markersize": 10, "markeredgecolor": "white"} if len(xs) <= 40 else {"markersize": 5}
+    axes.plot(xs, ys, transform=transform, **size, **SKIPPED)
     left, right = axes.get_xlim()
     side, x = ("left", shift[0]) if xs[0] < left + 0.75 * (right - left) else ("right", -shift[0])
     at = {"xytext": (x, shift[1]), "textcoords": "offset points", "ha": side}
-    axes.annotate(words, (xs[0], ys[0]), xycoords=transform, color=FAILED["color"], **at)
+    axes.annotate(words, (xs[0], ys[0]), xycoords=transform, color=SKIPPED["color"], **at)
 
 
 def say(value: float, unit: str = "") -> str:
@@ -144,50 +152,86 @@ def say(value: float, unit: str = "") -> str:
     return f"{text} {unit}".strip().replace("-", "−")
 
 
+def decades(values: list[float]) -> bool:
+    """Say whether values are better seen on a logarithmic axis."""
+    return bool(values) and min(values) > 0 and max(values) > 100 * min(values)
+
+
 def finish(figure, title: str | None, told: list[str], kind: str = "line chart") -> Picture:
     """Write title, line labels and alternative text, and make room for them; return the figure.
 
-    `told`: sentences of what is to be seen and its numbers; the first is the title if none is given.
+    `told`: sentences with what is to be seen and its numbers; the first is the default title.
     """
     height, last = figure.bbox.height, figure.axes[-1]
-    text = textwrap.fill(title or told[0], 74)
+    text = wrap(title or told[0], 74)
     figure.suptitle(text, x=0.015, y=1 - 8 / height, ha="left", va="top")
     top = 24 + 22 * (text.count("\n") + 1)
     figure.subplots_adjust(top=1 - top / height, bottom=58 / height)
-    blocks = sorted({gid for axes in figure.axes for drawn in axes.lines if (gid := drawn.get_gid())})
+    blocks = {drawn.get_gid() for axes in figure.axes for drawn in axes.lines} - {None}
     if blocks:
-        last.set_xlabel(f"{last.get_xlabel()} (a point: {' or '.join(blocks)})")
+        many = " or ".join(sorted(blocks, key=int))
+        last.set_xlabel(f"{last.get_xlabel()} (a point: mean of {many} steps)")
     for axes in figure.axes:
         axes.label_outer()
     figure.align_ylabels()
     _label_lines(figure)
-    many = f"{len(figure.axes)} {kind}s, one below the other" if len(figure.axes) > 1 else kind
+    panels = len(figure.axes)
+    kinds = f"{panels} {kind}s, one below the other" if panels > 1 else kind
     up = "; ".join(axes.get_ylabel() for axes in figure.axes if axes.get_ylabel())
-    said = [many.capitalize(), f"Across: {last.get_xlabel()}", *[f"Up: {up}"] * bool(up)]
+    said = [kinds.capitalize(), f"Across: {last.get_xlabel()}", *[f"Up: {up}"] * bool(up)]
     said += [title] * bool(title) + told
     figure.alternative_text = " ".join(f"{sentence.rstrip('.')}." for sentence in said)
     return figure
+
+
+def wrap(text: str, width: int) -> str:
+    return textwrap.fill(text, width, break_on_hyphens=False)
 
 
 def _label_lines(figure) -> None:
     """Write each line's label right of its end, moved apart where ends are close together."""
     labels = {}
     for axes in figure.axes:
-        axes.autoscale_view()
-        named = [drawn for drawn in axes.lines if not drawn.get_label().startswith("_")]
-        labels[axes] = [(drawn, _label(axes, drawn)) for drawn in named]
-    widths = [text.get_window_extent().width for pairs in labels.values() for _, text in pairs]
-    room = max(widths) + 50 if widths else 30
+        axes.autoscale_view()  # the ends of lines move when the axes do
+        named = [drawn for drawn in axes.lines if drawn.get_label()[0] != "_" and _seen(drawn)]
+        labels[axes] = [(drawn, axes.text(0, 0, wrap(drawn.get_label(), 20))) for drawn in named]
+    sizes = [text.get_window_extent() for pairs in labels.values() for _, text in pairs]
+    room = max((size.width for size in sizes), default=-10) + 54
     figure.subplots_adjust(right=1 - room / figure.bbox.width)
     for axes, pairs in labels.items():
-        ends = [_end(drawn) for drawn, _ in pairs]
+        shares = axes.transData - axes.transAxes  # of the axes' width and height
+        ends = [shares.transform(_seen(drawn)[-1]) for drawn, _ in pairs]
         tall = max((text.get_window_extent().height for _, text in pairs), default=0) + 3
         places = spread([y for _, y in ends], tall / axes.bbox.height)
+        near, far, words = (1 + pixels / axes.bbox.width for pixels in (10, 36, 44))
+        free = {"transform": axes.transAxes, "clip_on": False}
         for (drawn, text), (x, y), place in zip(pairs, ends, places, strict=True):
-            key = [1 + pixels / axes.bbox.width for pixels in (9, 34, 41)]
-            text.set_position((key[2], place))
-            look = {name: drawn.get(name) for name in ()}
-            leader = Line2D([x, *key[:2]], [y, place, place], transform=axes.transAxes, clip_on=False)
-            leader.update_from(drawn)
-            leader.set(transform=axes.transAxes, clip_on=False, markevery=[2], **look)
-            axes.add_artist(leader)
+            axes.add_artist(Line2D([x, near], [y, place], color=drawn.get_color(), lw=0.8, **free))
+            sample = Line2D([near, far], [place, place])
+            sample.update_from(drawn)
+            axes.add_artist(sample)
+            sample.set(markevery=[1], drawstyle="default", label="", gid=None, **free)
+            text.set(position=(words, place), va="center", transform=axes.transAxes)
+
+
+def _seen(drawn) -> list:
+    """Return the points of a line that can be seen."""
+    return [point for point in drawn.get_xydata() if math.isfinite(point.sum())]
+
+
+def spread(wanted: list[float], gap: float) -> list[float]:
+    """Return places in 0..1 as near as possible to those wanted, at least `gap` apart.
+
+    Least squares under p[i + 1] >= p[i] + gap, by pooling neighbours that want the same room.
+    """
+    order = sorted(range(len(wanted)), key=wanted.__getitem__)
+    gap = min(gap, 1 / max(1, len(order) - 1))
+    pools = []
+    for i, index in enumerate(order):
+        pools.append([wanted[index] - i * gap])
+        while len(pools) > 1 and statistics.fmean(pools[-2]) > statistics.fmean(pools[-1]):
+            pools[-2:] = [pools[-2] + pools[-1]]
+    bases = [statistics.fmean(pool) for pool in pools for _ in pool]
+    highest = 1 - gap * (len(order) - 1)
+    places = [min(max(base, 0), highest) + i * gap for i, base in enumerate(bases)]
+    return [place for _, place in sorted(zip(order, places, strict=True))]

@@ -17,31 +17,42 @@ _LINKS = {
 }
 
 
-class _Shown(RuntimeError):
-    """An error of the ranks. In a notebook only its message is shown, not the launcher's own frames."""
+class RunError(RuntimeError):
+    """A run that gave no result. In a notebook its message is shown, not the launcher's own frames.
+
+    `output` is what the ranks printed, as (rank, line); `stacks` a Python stack per rank ("" where it
+    had returned), `collectives` what each rank called last (`flight.Collective`), oldest first.
+    """
+
+    def __init__(self, message, *, output, stacks, collectives):
+        super().__init__(message)
+        self.output, self.stacks, self.collectives = output, stacks, collectives
 
     def _render_traceback_(self):
         return [f"{type(self).__name__}: {self}"]
 
 
-class RankError(_Shown):
+class RankError(RunError):
     """A rank raised an error or ended without a result.
 
     `rank` failed first, `traceback` is its own, from the student's line down, `others` maps every other
-    rank to one line on what it was doing, `output` is what the ranks printed, as (rank, line).
+    rank to one line on what it was doing.
     """
 
-    def __init__(self, message, rank, traceback, others, output):
-        super().__init__(message)
-        self.rank, self.traceback, self.others, self.output = rank, traceback, others, output
+    def __init__(self, message, rank, traceback, others, **record):
+        super().__init__(message, **record)
+        self.rank, self.traceback, self.others = rank, traceback, others
 
 
-class HangError(_Shown):
-    """The ranks did not finish: `stacks` holds a Python stack per rank ("" where a rank had returned)."""
+class HangError(RunError):
+    """The ranks did not finish in time, or wait for one another and never can."""
 
-    def __init__(self, message, stacks, output):
-        super().__init__(message)
-        self.stacks, self.output = stacks, output
+
+def from_student(frames: list) -> list:
+    """Return (file, line, function) frames, outermost first, without the launcher's that come before."""
+    ours = (__file__.replace("errors.py", "rank.py"), "_run")
+    start = next((i + 1 for i, (file, _, name) in enumerate(frames) if (file, name) == ours), 0)
+    return frames[start:]
 
 
 def is_consequence(chain: list[dict]) -> bool:
@@ -78,23 +89,37 @@ def place(file: str, line: int) -> str:
 
 
 def where(frames) -> str:
-    """Say in half a line where a rank is: "waits in all_reduce (Cell In[3], line 8)"."""
+    """Say in half a line where a rank is: "is at Cell In[3], line 8: x = f(y)"."""
     if not frames:
         return "is starting"
-    own = max((i for i, frame in enumerate(frames) if not _is_library(frame[0])), default=0)
-    file, line, _ = frames[own]
-    waits_in = collective(frames)
-    if waits_in:
-        return f"waits in {waits_in} ({place(file, line)})"
-    source = linecache.getline(file, line).strip()
-    return f"is at {place(file, line)}" + (f": {source}" if source else "")
+    source = linecache.getline(*_own(frames)[:2]).strip()
+    return f"is at {own_place(frames)}" + (f": {source}" if source else "")
+
+
+def own_place(frames) -> str:
+    """Return the place of the innermost line that is the student's own."""
+    return place(*_own(frames)[:2]) if frames else "at the start"
 
 
 def collective(frames) -> str | None:
     """Return the torch.distributed function a stack is inside of, or None."""
-    own = max((i for i, frame in enumerate(frames) if not _is_library(frame[0])), default=-1)
-    inner = [name for file, _, name in frames[own + 1 :] if "distributed" in file and name != "wrapper"]
-    return inner[0] if inner else None
+    inner = frames[_own_index(frames) + 1 :]
+    names = [name for file, _, name in inner if "distributed" in file and name != "wrapper"]
+    return names[0] if names else None
+
+
+def in_backward(frames) -> bool:
+    """Return whether a stack is inside of autograd, where DDP waits for its buckets."""
+    return any("autograd" in file for file, _, _ in frames[_own_index(frames) + 1 :])
+
+
+def _own_index(frames) -> int:
+    own = [index for index, frame in enumerate(frames) if not _is_library(frame[0])]
+    return own[-1] if own else -1
+
+
+def _own(frames):
+    return frames[max(0, _own_index(frames))]
 
 
 def _is_library(file: str) -> bool:

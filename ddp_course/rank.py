@@ -6,6 +6,7 @@ The same for a rank that was forked (`fork_server`) and one started as `python -
 """
 
 import contextlib
+import faulthandler
 import os
 import pickle
 import sys
@@ -13,7 +14,9 @@ import threading
 import time
 import traceback
 
-from . import wire
+from . import errors, flight, wire
+
+RECENT = 100  # collectives that an error or a hang report carries
 
 _channel = None
 
@@ -76,7 +79,7 @@ def main() -> None:
     control, messages = os.dup(0), os.dup(1)
     os.dup2(2, 1)
     text = {"mode": "w", "buffering": 1, "encoding": "utf-8", "errors": "backslashreplace", "closefd": False}
-    sys.stdout, sys.stderr = open(1, **text), open(2, **text)
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__ = open(1, **text), open(2, **text)
     header = wire.read(control)
     if header is None:
         os._exit(1)  # whoever wanted us has gone
@@ -99,6 +102,8 @@ def _take_over(header):
     """Look like a process that the notebook has just started: environment, folder, imports, seeds."""
     os.environ.clear()
     os.environ.update(header["environment"])
+    sys.dont_write_bytecode = True  # a module edited twice within a second must not look unchanged
+    faulthandler.enable()  # a crash in C++ says on which Python line
     sys.path[:] = header["path"]
     sys.argv[:] = header["argv"]
     with contextlib.suppress(OSError):
@@ -139,7 +144,7 @@ def _run(work: bytes):
     except BaseException as error:  # SystemExit too: it is no result
         moment = _channel.clock()
         _flush()
-        _channel.send("error", moment=moment, chain=describe(error))
+        _channel.send("error", moment=moment, chain=describe(error), log=flight.log(RECENT))
     return group
 
 
@@ -153,12 +158,18 @@ def _obey(control: int, release: threading.Event) -> None:
     """Answer the notebook's commands: b"s" sends this rank's stack, b"x" lets it leave; its end is ours."""
     while command := os.read(control, 1):
         if command == b"s":
-            innermost = sys._current_frames()[threading.main_thread().ident]
-            _channel.send("stack", frames=_frames(reversed(list(traceback.walk_stack(innermost)))))
+            _channel.send("stack", **_whereabouts())
         elif command == b"x":
             release.set()
     if not release.is_set():
         os._exit(1)
+
+
+def _whereabouts() -> dict:
+    """Return where this rank is: its stack, its last collectives, the processor seconds it has used."""
+    innermost = sys._current_frames()[threading.main_thread().ident]
+    frames = _frames(reversed(list(traceback.walk_stack(innermost))))
+    return {"frames": frames, "log": flight.log(RECENT), "cpu": time.process_time()}
 
 
 def describe(error: BaseException) -> list[dict]:
@@ -177,9 +188,7 @@ def describe(error: BaseException) -> list[dict]:
 
 def _frames(walk) -> list[tuple[str, int, str]]:
     """Return (file, line, function) from the outermost call inwards, from the student's function on."""
-    frames = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walk]
-    start = next((i + 1 for i, (file, _, name) in enumerate(frames) if (file, name) == (__file__, "_run")), 0)
-    return frames[start:]
+    return errors.from_student([(f.f_code.co_filename, line, f.f_code.co_name) for f, line in walk])
 
 
 if __name__ == "__main__":

@@ -224,7 +224,7 @@ def test_an_error_on_all_ranks_is_said_once():
         dist.barrier()
         raise ValueError("the same everywhere")
 
-    with pytest.raises(RankError, match="all ranks failed alike") as caught:
+    with pytest.raises(RankError, match="the same error on all ranks") as caught:
         LAUNCH(worker, nproc=3)
     assert str(caught.value).count("the same everywhere") == 2  # the line of code, and the error
 

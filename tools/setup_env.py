@@ -156,8 +156,8 @@ def explain(output):
     missing = re.search(r"No matching distribution found for (\S+)", output)
     if missing:
         return "there is no %s for this Python and system" % missing.group(1)
-    errors = re.findall(r"^\s*(?:ERROR: |error: |\w*Error: )(.*)", output, re.MULTILINE)
-    return "the installation failed: %s" % (errors[-1] if errors else "see the log")
+    error = re.search(r"^ERROR: (.*)", output, re.MULTILINE) or re.search(r"Error: (.*)", output)
+    return "the installation failed: %s" % (error.group(1) if error else "see the log")
 
 
 def do(command):
@@ -207,7 +207,8 @@ def create():
 
 def install():
     """The course and everything it needs, in the pinned versions; already there: left alone."""
-    pip = [PYTHON, "-m", "pip", "install", "--progress-bar", "off"]
+    # Without a retry pip does not say that the network was the reason.
+    pip = [PYTHON, "-m", "pip", "install", "--progress-bar", "off", "--retries", "3"]
     pins = ["-c", os.path.join(ROOT, "constraints.txt")]
     index = cpu_index()
     if index:
