@@ -13,9 +13,9 @@ from . import fork_server, processes
 if "ipykernel" in sys.modules and processes.can_fork():
     fork_server.client.start()  # in the background, while the kernel imports torch
 
-from .errors import HangError, RankError  # noqa: E402
+from .errors import HangError, OrderError, RankError  # noqa: E402
 from .launch import Run, launch  # noqa: E402
 from .process_group import process_group, this_rank  # noqa: E402
 from .rank import report  # noqa: E402
 
-__all__ = ["HangError", "RankError", "Run", "launch", "process_group", "report", "this_rank"]
+__all__ = ["HangError", "OrderError", "RankError", "Run", "launch", "process_group", "report", "this_rank"]

@@ -55,6 +55,10 @@ PALE, DIM = "#F1F1F1", "#6A6A6A"  # grounds and notes that stand back
 
 MOST_POINTS = 400  # of a line; beyond that it would be a blot
 PLAIN = FuncFormatter(lambda value, _: f"{value:,.6g}")
+# An exponent as big as the other text, and none between powers.
+POWER_OF_2 = FuncFormatter(
+    lambda value, _: f"2^{math.log2(value):.0f}" if math.log2(value).is_integer() else ""
+)
 
 
 def rank_style(rank: int) -> dict:
@@ -185,6 +189,7 @@ def finish(figure, title: str | None, told: list[str], kind: str = "line chart")
 
 
 def wrap(text: str, width: int) -> str:
+    """Return text broken into lines of at most `width` characters, between words."""
     return textwrap.fill(text, width, break_on_hyphens=False)
 
 
@@ -193,7 +198,7 @@ def _label_lines(figure) -> None:
     labels = {}
     for axes in figure.axes:
         axes.autoscale_view()  # the ends of lines move when the axes do
-        named = [drawn for drawn in axes.lines if drawn.get_label()[0] != "_" and _seen(drawn)]
+        named = [drawn for drawn in axes.lines if drawn.get_label()[:1] != "_" and _seen(drawn)]
         labels[axes] = [(drawn, axes.text(0, 0, wrap(drawn.get_label(), 20))) for drawn in named]
     sizes = [text.get_window_extent() for pairs in labels.values() for _, text in pairs]
     room = max((size.width for size in sizes), default=-10) + 54

@@ -48,6 +48,10 @@ class HangError(RunError):
     """The ranks did not finish in time, or wait for one another and never can."""
 
 
+class OrderError(RunError):
+    """Ranks called collectives in different orders, found by `launch(…, check_order=True)`."""
+
+
 def from_student(frames: list) -> list:
     """Return (file, line, function) frames, outermost first, without the launcher's that come before."""
     ours = (__file__.replace("errors.py", "rank.py"), "_run")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from .errors import from_student
 
 BUFFER = "2000"  # collectives to remember, for the variable TORCH_FR_BUFFER_SIZE
+WHOLE_RUN = "200000"  # when the order of all of them is compared
 _TYPES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
     "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
@@ -28,7 +29,7 @@ class Collective:
     name: str
     tensors: str  # "float32[10]", "float32[10], int64[2, 3]", "" for a barrier
     done: bool
-    frames: tuple  # (file, line, function), outermost first
+    frames: tuple = ()  # (file, line, function), outermost first, where they were asked for
 
     def __str__(self):
         return f"{self.name}({self.tensors})"
@@ -38,12 +39,16 @@ class Collective:
         return self.name if self.name in _UNEVEN else str(self)
 
 
-def log(most: int | None = None) -> list[Collective]:
-    """Return this process's collectives, oldest first; the last `most` of them. [] if none are kept."""
+def log(most: int | None = None, lines: bool = False) -> list[Collective]:
+    """Return this process's collectives, oldest first; the last `most` of them. [] if none are kept.
+
+    `lines` asks for the Python stacks as well: PyTorch then imports its compiler, which takes a second or
+    two in a process that has not done so.
+    """
     from torch._C import _distributed_c10d as c10d
 
     try:
-        entries = pickle.loads(c10d._dump_fr_trace(True, True, False)).get("entries", [])
+        entries = pickle.loads(c10d._dump_fr_trace(True, lines, False)).get("entries", [])
     except (AttributeError, RuntimeError, TypeError):  # a PyTorch that keeps none for this backend
         return []
     return [_collective(entry) for entry in entries[-most if most else 0 :]]
@@ -80,21 +85,3 @@ def disagreement(logs: dict[int, list[Collective]], key=lambda collective: colle
         if len({key(collective) for collective in places[place].values()}) > 1:
             return places[place]
     return None
-
-
-def never_met(logs: dict[int, list[Collective]], returned: set[int]) -> bool:
-    """Return whether ranks that all wait (or have returned) can never go on.
-
-    They can if all wait for one and the same collective: then it is only slow.
-    """
-    waiting = {rank: pending(log) for rank, log in logs.items() if rank not in returned}
-    if disagreement(logs):
-        return True
-    places = {collective and (collective.group, collective.number) for collective in waiting.values()}
-    if len(places) > 1:
-        return True
-    place = places.pop()
-    if place is None:
-        return False
-    reached = [any((c.group, c.number) == place for c in logs[rank]) for rank in returned]
-    return not all(reached)

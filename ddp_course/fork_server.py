@@ -27,9 +27,14 @@ import threading
 import warnings
 
 PRELOAD = ("torch", "torch.distributed", "numpy", "cloudpickle", "ddp_course.rank")
-# What the first DistributedDataParallel in a process imports, in pieces: between two of them the server
-# looks whether a run is wanted.
-PRELOAD_WHEN_IDLE = ("sympy", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")
+# What the first DistributedDataParallel in a process imports, and then what `check_order` does; in pieces:
+# between two of them the server looks whether a run is wanted.
+PRELOAD_WHEN_IDLE = (
+    "sympy",
+    "torch.fx.experimental.symbolic_shapes",
+    "torch._dynamo",
+    "torch._inductor",
+)
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 

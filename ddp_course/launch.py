@@ -36,6 +36,7 @@ def launch(
     timeout: float | None = 300,
     backend: str | None = None,
     on_record: Callable[[dict], None] | None = None,
+    check_order: bool = False,
     **kwargs,
 ) -> Run:
     """Run `fn(*args, **kwargs)` on `nproc` fresh processes with the process group up; return a `Run`.
@@ -45,6 +46,8 @@ def launch(
     what they print appears here, labelled. `timeout` is in seconds from the moment all ranks are up
     (None: no limit). Raises RankError when a rank fails, HangError when the time is up, and TypeError or
     ValueError, before any process starts, for arguments that cannot work. No process outlives the call.
+    `check_order` compares, at the end, which line called each collective on each rank, and raises
+    OrderError where they differ: two swapped all-reduces of one shape give wrong sums without a word.
     """
     if rank.inside():
         raise RuntimeError("launch() was called inside a rank: ranks cannot launch ranks. Call it in the notebook.")
@@ -55,7 +58,7 @@ def launch(
     chosen, note = choose_backend(nproc, backend)
     if note:
         print(note)
-    with Supervisor(nproc, timeout, on_record) as supervisor:
+    with Supervisor(nproc, timeout, on_record, check_order) as supervisor:
         supervisor.send_work(work, chosen)
         return Run(supervisor.wait(), supervisor.state.records, supervisor.output(), chosen)
 

@@ -7,10 +7,14 @@ SHOWN = 200_000  # bytes of a rank that are printed in the cell; the rest is onl
 KEPT = 20_000  # lines of a rank that are kept, and as many of its last ones
 LONGEST = 1 << 16  # bytes of a line without an end that are waited for
 
-# What PyTorch's C++ side says of sockets and at tear-down, also on a healthy run.
-_NOISE = re.compile(r"\[[WIE]\d+ .*(socket|Socket|TCPStore|ProcessGroup|c10d|gloo|Gloo|NCCL|hostname)")
-# faulthandler's report of a crash: a headline, then threads with their frames, innermost first.
-_CRASH = re.compile(r"Fatal Python error: |Current thread 0x|Thread 0x|  File \"|  <no Python frame>|Extension modules: ")
+# What PyTorch's C++ side says of sockets, at tear-down (also on a healthy run) and when it aborts.
+_NOISE = re.compile(
+    r"\[[WIE]\d+ .*(socket|Socket|TCPStore|ProcessGroup|c10d|gloo|Gloo|NCCL|hostname)"
+    r"|terminate called after throwing|  what\(\): "
+)
+# faulthandler's stacks, after a crash or when asked: threads with their frames, innermost first.
+_THREAD = re.compile(r"(Current thread|Thread) 0x|Fatal Python error: ")
+_REPORT = re.compile(r'  File "|  <no Python frame>|  \.\.\.|Extension modules: |$')
 _FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 
 
@@ -20,7 +24,7 @@ class Output:
     def __init__(self, rank: int):
         self._rank, self._partial, self._shown = rank, b"", 0
         self._first, self._last, self._count = [], deque(maxlen=KEPT), 0
-        self._crash = None  # lines of a crash report, while and after it comes
+        self._report, self._in_report = [], False
 
     def feed(self, data: bytes) -> None:
         """Take a piece, and print the lines that it completes."""
@@ -43,15 +47,15 @@ class Output:
         return self._first + note + list(self._last)
 
     @property
-    def crash_frames(self) -> list[tuple[str, int, str]]:
-        """(file, line, function) of the thread that crashed in C++, outermost first; [] if none did."""
-        frames = []
-        for line in self._crash or ():
-            if line.startswith("Thread 0x") and frames:
-                break
-            if match := _FRAME.match(line):
-                frames.insert(0, (match[1], int(match[2]), match[3]))
-        return frames
+    def threads(self) -> list[list[tuple[str, int, str]]]:
+        """The stacks that faulthandler wrote: (file, line, function) frames, outermost first, a thread each."""
+        stacks = []
+        for line in self._report:
+            if _THREAD.match(line):
+                stacks.append([])
+            elif match := _FRAME.match(line):
+                stacks[-1].insert(0, (match[1], int(match[2]), match[3]))
+        return stacks
 
     def _show(self, lines: list[str]) -> None:
         lines = [_last_state(line) for line in lines]
@@ -68,11 +72,11 @@ class Output:
         print(text, flush=True)
 
     def _hidden(self, line: str) -> bool:
-        if line.startswith("Fatal Python error: "):
-            self._crash = []
-        if self._crash is not None and (_CRASH.match(line) or not line):
-            self._crash.append(line)
+        if _THREAD.match(line) or (self._in_report and _REPORT.match(line)):
+            self._in_report = True
+            self._report.append(line)
             return True
+        self._in_report = False
         return bool(_NOISE.match(line))
 
 

@@ -14,20 +14,15 @@ import statistics
 
 from matplotlib.ticker import MaxNLocator
 
-from .drawing import (  # noqa: F401
-    COMMUNICATION,
-    COMPUTE,
+from .drawing import (  # noqa: F401  show and SKIPPED are for lessons and live views
     DIM,
     MEAN,
-    MEASURED,
-    MEMORY,
     PALE,
     PLAIN,
+    POWER_OF_2,
     PRECISION,
-    PREDICTED,
     RUNS,
     SKIPPED,
-    WAITING,
     Picture,
     canvas,
     course_style,
@@ -48,6 +43,7 @@ LABELS = {  # of axes, with units
     "loss_scale": "loss scale (factor)",
     "samples_per_s": "samples/s, all ranks",
     "grad_norm": "gradient norm (L2)",
+    "accuracy": "accuracy (share right)",
     "seconds": "seconds per step",
     "step": "optimizer step",
     "samples": "samples seen, all ranks",
@@ -136,8 +132,9 @@ def compare(
 
 def _draw_loss(axes, records, ranks=True) -> list[str]:
     mean, own = series(records, "loss"), {}
-    if ranks and any(record.get("local_loss") is not None for record in records):
-        own = {rank: series(records, "local_loss", rank) for rank in ranks_of(records)}
+    if ranks:
+        numbers = ranks_of([record for record in records if record.get("local_loss") is not None])
+        own = {rank: series(records, "local_loss", rank) for rank in numbers}
     if list(own.values()) == [mean]:  # one rank alone: its loss is the mean
         own = {}
     for rank, curve in own.items():
@@ -165,7 +162,7 @@ def _draw_loss_scale(axes, records, growth_interval=None) -> list[str]:
     room = 0.7 + 0.12 * (max(powers) - min(powers))
     bottom = min(powers) - room * (2.5 if growth_interval else 1)
     axes.set_ylim(2**bottom, 2 ** (max(powers) + 1.3 * room))
-    if growth_interval:
+    if growth_interval is not None:
         _mark_growth(axes, scale, growth_interval, 2 ** (min(powers) - room))
     if len(skipped) == len(scale) > 1:
         return [f"All {len(scale):,} steps were skipped: nothing was learned"]
@@ -176,6 +173,8 @@ def _draw_loss_scale(axes, records, growth_interval=None) -> list[str]:
 
 def _mark_growth(axes, scale, interval, y) -> None:
     """Draw an arrow as long as the growth interval, up to the step where the scale first grew."""
+    if not isinstance(interval, int) or interval < 1:
+        raise ValueError(f"growth_interval must be a number of steps, not {interval!r}.")
     grown = next((b for a, b in itertools.pairwise(scale) if scale[b] > scale[a]), None)
     note = f"growth interval: {interval:,} steps"
     if grown is None:
@@ -213,6 +212,7 @@ def _label_axes(axes, quantity, *curves, x="step") -> None:
     label, values = LABELS.get(quantity, quantity.replace("_", " ")), finite(*curves)
     if quantity == "loss_scale":
         axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_formatter(POWER_OF_2)
     elif quantity in ("samples_per_s", "seconds"):
         axes.set_ylim(0, 1.25 * max(values, default=1))
     elif decades(values):

@@ -1,5 +1,7 @@
 """What the student predicted beside what was measured."""
 
+import math
+
 from .drawing import (
     DIM,
     MEASURED,
@@ -27,7 +29,10 @@ def prediction(pairs: dict, unit: str = "", title: str | None = None) -> Picture
     for what, pair in pairs.items():
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise TypeError(f"{what}: give (predicted, measured), not {pair!r}.")
-    pairs = {what: [number(value, what) for value in pair] for what, pair in pairs.items()}
+        for word, value in zip(("predicted", "measured"), pair, strict=True):
+            if not math.isfinite(number(value, f"{what}: {word}")):
+                raise ValueError(f"{what}: {word} must be finite, not {value}.")
+    pairs = {what: [float(value) for value in pair] for what, pair in pairs.items()}
     figure, (axes,) = canvas(1, 1.5 + 0.55 * len(pairs))
     for row, (predicted, measured) in enumerate(pairs.values()):
         _draw_pair(axes, row, predicted, measured)

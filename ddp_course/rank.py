@@ -9,6 +9,7 @@ import contextlib
 import faulthandler
 import os
 import pickle
+import signal
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ import traceback
 
 from . import errors, flight, wire
 
+STACK_SIGNAL = getattr(signal, "SIGUSR1", None)  # asks for the stacks of a rank whose threads cannot run
 RECENT = 100  # collectives that an error or a hang report carries
 
 _channel = None
@@ -92,7 +94,7 @@ def main() -> None:
     release = threading.Event()
     watcher = threading.Thread(target=_obey, args=(control, release), daemon=True)
     watcher.start()
-    group = _run(work)  # held: a peer may still be talking to us through it
+    group = _run(work, header["check_order"])  # held: a peer may still be talking to us through it
     release.wait()
     del group
     os._exit(0)
@@ -104,6 +106,10 @@ def _take_over(header):
     os.environ.update(header["environment"])
     sys.dont_write_bytecode = True  # a module edited twice within a second must not look unchanged
     faulthandler.enable()  # a crash in C++ says on which Python line
+    if header["check_order"]:
+        os.environ["TORCH_FR_BUFFER_SIZE"] = flight.WHOLE_RUN
+    if hasattr(faulthandler, "register"):  # and so does a rank that holds the interpreter lock
+        faulthandler.register(STACK_SIGNAL)
     sys.path[:] = header["path"]
     sys.argv[:] = header["argv"]
     with contextlib.suppress(OSError):
@@ -120,7 +126,7 @@ def _take_over(header):
     torch.set_num_threads(header["threads"])
 
 
-def _run(work: bytes):
+def _run(work: bytes, check_order: bool):
     """Call the function with the process group up, send its value or error; return the group, still up.
 
     It is not torn down after an error: the other ranks would fail too, and hide whose error came first.
@@ -140,6 +146,8 @@ def _run(work: bytes):
             culprit = wire.unpicklable(value, "value")
             raise TypeError(f"{name} returned something that cannot leave its rank: {culprit}") from None
         _flush()
+        if check_order:
+            _channel.send("log", **_whereabouts(None, lines=True))
         _channel.send_frame("value", frame)
     except BaseException as error:  # SystemExit too: it is no result
         moment = _channel.clock()
@@ -165,11 +173,11 @@ def _obey(control: int, release: threading.Event) -> None:
         os._exit(1)
 
 
-def _whereabouts() -> dict:
+def _whereabouts(most: int | None = RECENT, lines: bool = False) -> dict:
     """Return where this rank is: its stack, its last collectives, the processor seconds it has used."""
     innermost = sys._current_frames()[threading.main_thread().ident]
     frames = _frames(reversed(list(traceback.walk_stack(innermost))))
-    return {"frames": frames, "log": flight.log(RECENT), "cpu": time.process_time()}
+    return {"frames": frames, "log": flight.log(most, lines), "cpu": time.process_time()}
 
 
 def describe(error: BaseException) -> list[dict]:

@@ -38,14 +38,14 @@ def series(records: list[dict], key: str, rank: int | None = None) -> dict[int, 
         step, value, by = record.get("step"), record.get(key), record.get("rank", 0)
         if step is None or value is None or rank not in (None, by):
             continue
+        step = int(number(step, "step"))
         value = number(value, f'"{key}" at step {step}')
         if source.get(step, by) != by and key not in _BY_CLOCK and not _same(value, found[step]):
             raise ValueError(
                 f'"{key}" at step {step} is {value:.6g} on rank {by} but {found[step]:.6g} on rank '
                 f"{source[step]}: all-reduce it before report(), or report it as local_{key}."
             )
-        found[int(step)] = value
-        source[int(step)] = by
+        found[step], source[step] = value, by
     if not found:
         who = "no record" if rank is None else f"no record of rank {rank}"
         raise ValueError(

@@ -11,7 +11,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from . import flight, processes, verdict, wire
+from . import flight, processes, rank, verdict, wire
 from .output import Output
 from .process_group import threads_per_rank
 
@@ -42,8 +42,9 @@ class State:
 class Supervisor:
     """A context manager: entering it starts the ranks, leaving it kills what is left of them."""
 
-    def __init__(self, nproc: int, timeout: float | None, on_record=None):
+    def __init__(self, nproc: int, timeout: float | None, on_record=None, check_order=False):
         self.state = State(nproc, outputs=[Output(number) for number in range(nproc)])
+        self._check_order = check_order
         self._timeout, self._on_record_do = timeout, on_record
         self._frames = [wire.Frames() for _ in range(nproc)]
         self._started = self._last_sign = time.monotonic()
@@ -80,6 +81,7 @@ class Supervisor:
                 "argv": sys.argv[:1],
                 "folder": _folder(),
                 "threads": threads_per_rank(nproc),
+                "check_order": self._check_order,
             }
             for frame in (pickle.dumps(header), work):
                 with contextlib.suppress(BrokenPipeError):  # it died: its exit will tell
@@ -99,6 +101,8 @@ class Supervisor:
             if self._clock() - self._last_sign > WATCH and self._stuck():
                 raise verdict.hang_error(state, "the ranks wait for one another and can never go on:")
         self._leave()
+        if self._check_order and (error := verdict.order_error(state)):
+            raise error
         return [state.values[number] for number in range(state.nproc)]
 
     def output(self) -> list[tuple[int, str]]:
@@ -173,6 +177,9 @@ class Supervisor:
         if self._on_record_do is not None:
             self._on_record_do(record)
 
+    def _on_log(self, number, moment, content):
+        self.state.whereabouts[number] = wire.loads(content)
+
     def _on_value(self, number, moment, content):
         self.state.values[number] = wire.loads(content)
 
@@ -194,10 +201,8 @@ class Supervisor:
 
     def _let_others_report(self) -> None:
         """Give the other ranks a moment for errors of their own, then ask where they are."""
-        deadline = self._clock() + GRACE
-        while self._clock() < deadline and self.state.unfinished:
-            self._pump(0.02)
-        self._ask(GRACE)
+        self._pump_until(lambda: not self.state.unfinished, GRACE)
+        self._ask(2 * GRACE)
 
     def _ask(self, seconds: float = ANSWER) -> None:
         """Ask all ranks that live where they are, and wait for their answers."""
@@ -206,8 +211,26 @@ class Supervisor:
             self.state.whereabouts.pop(number, None)
             with contextlib.suppress(BrokenPipeError):
                 self._ranks.pipes[number][0].write(b"s")
+        self._pump_until(lambda: not self._silent(asked), seconds)
+        if silent := self._silent(asked):
+            self._signal(silent)
+
+    def _silent(self, asked: set[int]) -> set[int]:
+        return asked - set(self.state.whereabouts) - set(self.state.failures)
+
+    def _signal(self, silent: set[int]) -> None:
+        """Get the stacks of ranks whose own threads cannot run: a signal needs no interpreter lock."""
+        if rank.STACK_SIGNAL is None:
+            return
+        for number in silent & set(self._ranks.pids):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._ranks.pids[number], rank.STACK_SIGNAL)
+        told = self.state.outputs
+        self._pump_until(lambda: all(told[number].threads for number in silent), GRACE)
+
+    def _pump_until(self, condition, seconds: float) -> None:
         deadline = self._clock() + seconds
-        while self._clock() < deadline and asked - set(self.state.whereabouts) - set(self.state.failures):
+        while self._clock() < deadline and not condition():
             self._pump(0.02)
 
     def _stuck(self) -> bool:
@@ -226,8 +249,7 @@ class Supervisor:
             and verdict.waits(now[number])
             for number in state.unfinished
         )
-        logs = {number: where["log"] for number, where in now.items()}
-        return bool(still and state.unfinished and flight.never_met(logs, set(state.values)))
+        return bool(still and state.unfinished and verdict.never_go_on(state))
 
 
 def _environment(number: int, nproc: int, port: int, backend: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ def rank_error(state) -> errors.RankError:
     first = min(state.failures, key=order)
     trace = _reason(state, first)
     others = {number: situation(state, number) for number in range(state.nproc) if number != first}
-    same = [number for number in others if number in state.failures and _reason(state, number) == trace]
+    same = [n for n in others if n in state.failures and _headline(state, n) == _headline(state, first)]
     everyone = same and len(same) == state.nproc - 1
     who = "the same error on all ranks" if everyone else f"rank {first} failed first"
     message = f"{who}.\n\n{trace}"
@@ -34,16 +34,38 @@ def hang_error(state, headline: str) -> errors.HangError:
     )
 
 
+def order_error(state) -> errors.OrderError | None:
+    """Return the error of a run that ended well but in which ranks' collectives met by chance, or None.
+
+    PyTorch matches the n-th collective of one rank with the n-th of the others. If they come from different
+    lines, results that look right are sums of different things.
+    """
+
+    def call(collective):
+        return collective.signature, errors.own_place(collective.frames)
+
+    found = flight.disagreement(dict(enumerate(logs(state))), key=call)
+    if not found:
+        return None
+    lines = [f"collective number {next(iter(found.values())).number} is not the same on all ranks:"]
+    lines += [f"  rank {n} {c} ({errors.own_place(c.frames)})" for n, c in sorted(found.items())]
+    return errors.OrderError(
+        "\n".join(lines), output=output(state), stacks=stacks(state), collectives=logs(state)
+    )
+
+
 def situation(state, number: int) -> str:
     """Say in one line what a rank does, or did last."""
     if number in state.values:
         return "had returned"
     if number in state.failures:
         if _is_consequence(state, number):
-            return "then lost its connection to a rank that had gone"
-        return "failed too: " + errors.first_line(_reason(state, number))
+            return "then lost its connection to a rank that had gone" + _last_call(state, number)
+        return "failed too: " + errors.first_line(_headline(state, number))
     if number not in state.whereabouts:
-        return "gave no answer: it is busy in C or C++ code"
+        frames = _crash_frames(state, number)
+        busy = "in C or C++ code that lets no other thread run"
+        return f"{errors.where(frames)}, {busy}" if frames else "gave no answer"
     where = state.whereabouts[number]
     if name := waits(where):
         return f"waits in {name} ({errors.own_place(where['frames'])})"
@@ -57,6 +79,22 @@ def waits(where: dict) -> str | None:
     if collective and (called or errors.in_backward(where["frames"])):
         return str(collective)
     return called
+
+
+def never_go_on(state) -> bool:
+    """Return whether ranks that all wait, or have returned, can never go on.
+
+    They can if all that wait are in one and the same collective, and it is theirs alone: it is only slow.
+    """
+    places = [flight.pending(state.whereabouts[number]["log"]) for number in sorted(state.unfinished)]
+    if None in places:  # point to point is not recorded: somebody must send what somebody receives
+        names = {waits(state.whereabouts[number]) for number in state.unfinished}
+        return names == {"recv"} or bool(state.values)
+    same = len({(place.group, place.number, place.signature) for place in places}) == 1
+    group, count = places[0].group, places[0].number
+    left = [state.whereabouts[number]["log"] for number in state.values]
+    came = all(any((c.group, c.number) == (group, count) for c in log) for log in left)
+    return not (same and came)
 
 
 def output(state) -> list[tuple[int, str]]:
@@ -96,8 +134,24 @@ def _reason(state, number) -> str:
     return reason
 
 
+def _headline(state, number) -> str:
+    """Return the first line of what a rank raised, or how its process ended."""
+    failure = state.failures[number]
+    if "chain" in failure:
+        return failure["chain"][0]["text"].split("\n")[0]
+    return f"its process {errors.exit_reason(failure['exit'])}"
+
+
+def _last_call(state, number) -> str:
+    calls, frames = logs(state)[number], state.failures[number]["chain"][0]["frames"]
+    return f", in {calls[-1]} ({errors.own_place(frames)})" if calls else ""
+
+
 def _crash_frames(state, number):
-    return errors.from_student(state.outputs[number].crash_frames)
+    """Return the frames of the student's function in the stacks that faulthandler wrote."""
+    threads = state.outputs[number].threads
+    cut = [errors.from_student(frames) for frames in threads]
+    return next((c for c, frames in zip(cut, threads, strict=True) if len(c) < len(frames)), [])
 
 
 def _advice(state, first: int | None = None) -> str:
@@ -107,18 +161,28 @@ def _advice(state, first: int | None = None) -> str:
         known.pop(first)  # it died without telling
     found = flight.disagreement(known)
     if not found:
-        return ""
+        return _sizes_differ(state, first)
     named = ", ".join(f"rank {number} {collective}" for number, collective in sorted(found.items()))
     count = next(iter(found.values())).number
     return f"\n\nThe ranks disagree about collective number {count}: {named}."
 
 
+def _sizes_differ(state, first) -> str:
+    if first is None or not any("Received data size" in line for line in state.outputs[first].lines):
+        return ""
+    return (
+        f"\n\nRank {first} received more or fewer bytes than its own tensor has: in this collective the "
+        "ranks' tensors differ in shape or type."
+    )
+
+
 def _absent(state) -> str:
     """Say which ranks never came to the collective that others wait in; "" if none is missed."""
-    waiting = {number: name for number, where in state.whereabouts.items() if (name := waits(where))}
-    waiting = {number: name for number, name in waiting.items() if number not in state.values}
+    asked = state.unfinished & set(state.whereabouts)
+    waiting = {number: name for number in asked if (name := waits(state.whereabouts[number]))}
     absent = [number for number in range(state.nproc) if number not in waiting]
     if not waiting or not absent:
         return ""
     names = " and ".join(sorted(set(waiting.values())))
-    return f"{names} needs every rank: {', '.join(f'rank {number}' for number in absent)} never called it."
+    never = ", ".join(f"rank {number}" for number in absent)
+    return f"{names} needs every rank: {never} never called it."

@@ -102,6 +102,7 @@ def test_fp16_scales_keep_and_grow():
     scales = [one_step(model, optimizer, amp, x, y).loss_scale for _ in range(5)]
     assert scales == [1024, 1024, 2048, 2048, 4096]  # the scale each step was taken with
     assert [result.loss_scale for result in amp.history] == scales
+    assert not any(result.skipped for result in amp.history)
 
 
 def overflow_on_one_rank():

@@ -24,6 +24,7 @@ from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
 from notebook_check import drift, faults, plain
 
 ROOT = Path(__file__).resolve().parent.parent
