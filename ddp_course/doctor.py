@@ -33,7 +33,7 @@ class Finding:
 
     def __str__(self):
         lines = textwrap.wrap(self.text, 80)
-        lines += textwrap.wrap(self.fix, 80, initial_indent="→ ", break_on_hyphens=False)
+        lines += textwrap.wrap(self.fix, 80, initial_indent="fix: ", break_on_hyphens=False)
         return f"{self.level:<5} {self.name:<11} " + ("\n" + " " * 18).join(lines)
 
 
@@ -145,7 +145,7 @@ def shared_memory(size: int | None) -> Finding:
     text = f"{size / 1e9:.2g} GB"
     if size < 256e6:
         text += ": DataLoader workers may die of a 'bus error' when it is full"
-        return Finding("/dev/shm", text, "note", "docker run --shm-size=1g …, or use no workers")
+        return Finding("/dev/shm", text, "note", "docker run --shm-size=1g, or use no workers")
     return Finding("/dev/shm", f"{text} for batches from DataLoader workers")
 
 

@@ -11,7 +11,7 @@ import math
 import sys
 import time
 
-from . import plots
+from . import drawing, plots
 
 LEAST_INTERVAL = 0.2  # seconds between two drawings
 SHARE = 0.02  # of one core may go into drawing
@@ -39,7 +39,7 @@ class View:
 
     def __exit__(self, *_):
         if self._id and self.records:
-            plots.show(plots.summary(self.records), display_id=self._id, update=True)
+            drawing.show(plots.summary(self.records), display_id=self._id, update=True)
 
     def __call__(self, record: dict) -> None:
         """Take one record (see `train.train`) and draw, if it is time to."""
@@ -50,7 +50,7 @@ class View:
         if self._id:
             from IPython.display import display
 
-            display(_html(drawing(self.records)), display_id=self._id, update=True)
+            display(_html(panels(self.records)), display_id=self._id, update=True)
             pause = max(LEAST_INTERVAL, (time.monotonic() - began) / SHARE)
         else:
             print(f"step {record['step'] + 1} of {record.get('steps', '?')}, loss {record['loss']:.3f}")
@@ -69,7 +69,7 @@ def _html(content: str):
     return HTML(f'<div style="font: 14px sans-serif; color: #222; background: white">{content}</div>')
 
 
-def drawing(records: list[dict]) -> str:
+def panels(records: list[dict]) -> str:
     """Return progress, loss, loss scale and throughput so far as HTML."""
     by_rank = {}
     for record in records:
@@ -90,7 +90,7 @@ def _progress(first: list[dict]) -> str:
 
 def _loss(by_rank: dict, first: list[dict]) -> str:
     curves = [
-        ([record["local_loss"] for record in mine if "local_loss" in record], plots.rank_style(rank)["color"], 1)
+        ([record["local_loss"] for record in mine if "local_loss" in record], drawing.rank_style(rank)["color"], 1)
         for rank, mine in sorted(by_rank.items())
     ]
     curves.append(([record["loss"] for record in first], "black", 2.5))
@@ -127,7 +127,7 @@ def _panel(title: str, curves: list[tuple], crosses=(), from_zero=False) -> str:
         shapes += f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="{width}"/>'
     for index in crosses:
         x, y = place(index, curves[0][0])
-        color = plots.SKIPPED["color"]
+        color = drawing.SKIPPED["color"]
         shapes += f'<path d="M{x - 4:.1f},{y - 4:.1f}l8,8m0,-8l-8,8" stroke="{color}" stroke-width="2"/>'
     box = f'<svg width="{WIDTH}" height="{HEIGHT}" role="img" aria-label="{title}" style="border: 1px solid #bbb">'
     figure = '<figure style="display: inline-block; margin: 4px 8px 4px 0">'

@@ -38,7 +38,7 @@ def prediction(pairs: dict, unit: str = "", title: str | None = None) -> Picture
         _draw_pair(axes, row, predicted, measured)
     _label_axes(axes, pairs, unit)
     names = max(label.get_window_extent().width for label in axes.get_yticklabels())
-    figure.subplots_adjust(left=(names + 25) / figure.bbox.width)
+    figure.subplots_adjust(left=max(90, names + 25) / figure.bbox.width)
     return finish(figure, title, _told(pairs, unit), "dot chart")
 
 

@@ -43,14 +43,13 @@ def series(records: list[dict], key: str, rank: int | None = None) -> dict[int, 
         if source.get(step, by) != by and key not in _BY_CLOCK and not _same(value, found[step]):
             raise ValueError(
                 f'"{key}" at step {step} is {value:.6g} on rank {by} but {found[step]:.6g} on rank '
-                f"{source[step]}: all-reduce it before report(), or report it as local_{key}."
+                f"{source[step]}: all-reduce it before report(); what is each rank's own goes "
+                "under another name, as in local_loss."
             )
         found[step], source[step] = value, by
     if not found:
-        who = "no record" if rank is None else f"no record of rank {rank}"
-        raise ValueError(
-            f'{who} has "step" and "{key}": report(step=step, {key}=...) in the ranks.'
-        )
+        how = f"call report(step=step, {key}=...) in the ranks"
+        raise ValueError(f'no record has "step" and "{key}": {how}.')
     return dict(sorted(found.items()))
 
 

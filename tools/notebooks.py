@@ -222,7 +222,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Build or check the notebooks.")
     parser.add_argument("--root", type=Path, default=ROOT, help="the folder that holds the trees")
     commands = parser.add_subparsers(dest="command", required=True)
-    names = commands.add_parser("build", help="text → executed notebook").add_argument
+    names = commands.add_parser("build", help="convert, execute and store").add_argument
     names("names", nargs="*", metavar="NAME", help="the start of a lesson's name, such as 06")
     commands.add_parser("check", help="is every notebook in step with its text?")
     chosen = parser.parse_args(arguments)

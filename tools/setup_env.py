@@ -23,6 +23,7 @@ INSTALLING = "installing"
 LOG = os.path.join(ROOT, ".venv-setup.log")
 SUPPORTED = ((3, 11), (3, 14))
 NEEDED_GB = 2  # .venv with PyTorch's CPU build, and room to unpack it
+INTERRUPTED = "Set-up interrupted: the next one will begin anew"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 ENVIRONMENT = {
@@ -31,6 +32,7 @@ ENVIRONMENT = {
     if name not in ("PIP_TARGET", "PIP_PREFIX", "PYTHONHOME", "PYTHONPATH")
 }
 ENVIRONMENT.update(PIP_USER="0", PIP_NO_INPUT="1", PIP_DISABLE_PIP_VERSION_CHECK="1")
+ENVIRONMENT.update(PIP_RETRIES="3")  # with none, pip does not say that the network was the reason
 
 
 class SetupError(Exception):
@@ -64,9 +66,9 @@ def remember(text):
         file.write(text)
 
 
-def look_at(python, modules):
-    """An interpreter's (major, minor), and whether it has the modules; None: it does not run."""
-    code = "import sys; print(*sys.version_info[:2], flush=True); import " + modules
+def look_at(python, code):
+    """An interpreter's (major, minor), and whether it can run `code`; None: it does not run."""
+    code = "import sys; print(*sys.version_info[:2], flush=True); " + code
     process = subprocess.Popen(
         [python, "-c", code],
         stdout=subprocess.PIPE,
@@ -90,7 +92,7 @@ def find_python():
     without_venv = None
     for name in [sys.executable] + ["python3.%d" % minor for minor in range(14, 10, -1)]:
         path = shutil.which(name)
-        found = path and look_at(path, "venv, ensurepip")
+        found = path and look_at(path, "from venv import main; from ensurepip import bootstrap")
         if found and supported(found[0]):
             if found[1]:
                 return path, found[0]
@@ -142,13 +144,17 @@ NETWORK = (
 )
 
 
+def room():
+    return (
+        "PyTorch and JupyterLab need about %d GB (8 GB with CUDA) in %s, and room in %s (TMPDIR"
+        " moves it)" % (NEEDED_GB, ROOT, tempfile.gettempdir())
+    )
+
+
 def explain(output):
     """The one line for a failed pip or venv: its likely cause, and what to do."""
     if re.search(FULL, output):
-        return (
-            "the disk is full. PyTorch and JupyterLab need about %d GB (8 GB with CUDA) in %s, and"
-            " room in %s (TMPDIR moves it)" % (NEEDED_GB, ROOT, tempfile.gettempdir())
-        )
+        return "the disk is full. " + room()
     if "CERTIFICATE_VERIFY_FAILED" in output:
         return "the network's certificate is not trusted. Behind a company proxy: set PIP_CERT"
     if re.search(NETWORK, output):
@@ -199,7 +205,7 @@ def create():
     python, version = find_python()
     free = shutil.disk_usage(ROOT).free / 1e9
     if free < NEEDED_GB:
-        raise SetupError("%.1f GB free, but %s" % (free, explain("No space left on device")))
+        raise SetupError("only %.1f GB of disk are free. %s" % (free, room()))
     say("Creating .venv with Python %d.%d" % version)
     do([python, "-m", "venv", "--clear", VENV])
     remember(INSTALLING)
@@ -207,8 +213,7 @@ def create():
 
 def install():
     """The course and everything it needs, in the pinned versions; already there: left alone."""
-    # Without a retry pip does not say that the network was the reason.
-    pip = [PYTHON, "-m", "pip", "install", "--progress-bar", "off", "--retries", "3"]
+    pip = [PYTHON, "-m", "pip", "install", "--progress-bar", "off"]
     pins = ["-c", os.path.join(ROOT, "constraints.txt")]
     index = cpu_index()
     if index:
@@ -227,7 +232,7 @@ def usable():
     """Whether .venv is one to install into: not half made, of a Python that will do."""
     if state() == INSTALLING or not os.path.exists(PYTHON):
         return False
-    found = look_at(PYTHON, "pip")
+    found = look_at(PYTHON, "import pip")
     return bool(found) and supported(found[0]) and found[1]
 
 
@@ -292,7 +297,7 @@ def main():
         print("Set-up stopped: %s" % explain("OSError: %s" % error), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("Set-up interrupted; the next one starts afresh", file=sys.stderr)
+        print(INTERRUPTED, file=sys.stderr)
         return 130
     return 0
 

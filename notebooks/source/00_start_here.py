@@ -283,7 +283,7 @@ with live.view() as view:
 # * **Loss.** The thin lines are the two ranks' own losses, each on its own half of the batch; the thick black line is their
 #   mean, the one loss that counts.
 # * **Loss scale.** At the red ✕ marks the gradients overflowed 16-bit floating point: the step was *skipped* on both ranks and
-#   the scale halved. After enough good steps it doubles again.
+#   the scale halved. After 60 good steps in a row it doubles, and may overflow again: that is how it stays as high as it can.
 # * **Throughput.** Samples per second over both ranks. The first steps are slow, and are left out of the median.
 #
 # The same, as statements about what was recorded:
@@ -292,12 +292,14 @@ with live.view() as view:
 result = run.values[0]
 records = [record for record in run.records if record["rank"] == 0]
 skipped = [record["step"] for record in records if record["skipped"]]
-scales = [record["loss_scale"] for record in records]
+changes = []
+for before, after in zip(records, records[1:]):
+    changes.append(after["loss_scale"] / before["loss_scale"])
+    assert changes[-1] == 0.5 if before["skipped"] else changes[-1] in (1, 2)
 
 assert records[-1]["loss"] < records[0]["loss"] / 10  # the loss fell
-assert skipped and skipped == list(range(len(skipped)))  # it skipped at the start only
-assert scales[len(skipped)] == scales[0] / 2 ** len(skipped)  # and halved the scale each time
-assert max(scales[len(skipped) :]) > scales[len(skipped)]  # later the scale grew again
+assert records[0]["skipped"]  # the scale began too high
+assert 2 in changes  # and grew again later
 assert result["accuracy"] >= 0.95  # on digits it had never seen
 
 # %% tags=["nbval-ignore-output"]
@@ -343,8 +345,8 @@ show.source(train.train)
 #
 # ## Where next
 #
-# **[01 · Why distributed](01_why_distributed.ipynb)**: what does not fit on one GPU, and why. Lessons that are not written yet are
-# marked in the README's course map; **[06 · The DDP training loop](06_ddp_training_loop.ipynb)** is there.
+# **[06 · The DDP training loop](06_ddp_training_loop.ipynb)** takes the loop of section 9 apart. The README's course map lists all
+# lessons and says which of them are there yet.
 #
 # *Read more.* S. Li and others, *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020;
 # the PyTorch documentation's page on `torch.distributed`.
@@ -353,5 +355,5 @@ show.source(train.train)
 print(f"""What you measured:
 - 4 ranks, 4 processes, and no variable shared between them
 - 0 + 1 + 2 + 3 = {sums[0]:.0f} on every rank
-- {len(skipped)} steps skipped before the loss scale fitted, then {len(records) - len(skipped)} taken
+- {len(skipped)} steps skipped because of overflow, {len(records) - len(skipped)} taken
 - test accuracy above 95 %: {result["accuracy"] > 0.95}""")
