@@ -1,9 +1,9 @@
 """Helpers for an interactive course on distributed training in PyTorch.
 
-    launch          run a function on N fresh ranks from a notebook cell
-    report          stream a record from a rank to the notebook
-    process_group   the process group as a context manager, under torchrun as well
-    this_rank       rank, local rank, world size, device
+launch          run a function on N fresh ranks from a notebook cell
+report          stream a record from a rank to the notebook
+process_group   the process group as a context manager, under torchrun as well
+this_rank       rank, local rank, world size, device
 """
 
 import sys
@@ -13,9 +13,18 @@ from . import fork_server, processes
 if "ipykernel" in sys.modules and processes.can_fork():
     fork_server.client.start()  # in the background, while the kernel imports torch
 
-from .errors import HangError, OrderError, RankError  # noqa: E402
-from .launch import Run, launch  # noqa: E402
-from .process_group import process_group, this_rank  # noqa: E402
-from .rank import report  # noqa: E402
+from .errors import HangError, OrderError, RankError
+from .launch import Run, launch
+from .process_group import process_group, this_rank
+from .rank import report
 
-__all__ = ["HangError", "OrderError", "RankError", "Run", "launch", "process_group", "report", "this_rank"]
+__all__ = [
+    "HangError",
+    "OrderError",
+    "RankError",
+    "Run",
+    "launch",
+    "process_group",
+    "report",
+    "this_rank",
+]

@@ -13,10 +13,14 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; return its exit code: 0 only for success, 2 for a bad command line."""
     parser = Parser(prog="ddp-course", description="A course on distributed training in PyTorch.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
-    doctor = commands.add_parser("doctor", help="what this machine can do, and how to fix what it cannot")
+    doctor = commands.add_parser(
+        "doctor", help="what this machine can do, and how to fix what it cannot"
+    )
     doctor.set_defaults(command=_doctor)
     lab = commands.add_parser(
-        "lab", help="open JupyterLab on the first lesson", epilog="Further options go to JupyterLab."
+        "lab",
+        help="open JupyterLab on the first lesson",
+        epilog="Further options go to JupyterLab.",
     )
     lab.set_defaults(command=_lab)
     _add_train(commands)
@@ -37,8 +41,12 @@ def _add_train(commands):
     )
     train.add_argument("--nproc", type=int, default=2, help="ranks on this machine (default: 2)")
     train.add_argument("--timeout", type=float, default=None, help="seconds (default: no limit)")
-    train.add_argument("--plot", metavar="FILE.png", help="save loss, loss scale and throughput here")
-    train.add_argument("--every", type=int, default=10, help="print every so many steps (default: 10)")
+    train.add_argument(
+        "--plot", metavar="FILE.png", help="save loss, loss scale and throughput here"
+    )
+    train.add_argument(
+        "--every", type=int, default=10, help="print every so many steps (default: 10)"
+    )
     add_arguments(train)
     train.set_defaults(command=_train)
 
@@ -50,12 +58,13 @@ def _doctor(_) -> int:
 
 
 def _lab(arguments) -> int:
-    """Become JupyterLab, so that signals and the exit code are its own."""
+    """Become JupyterLab, so that signals and the exit code are its own; returns if it cannot."""
     lesson = Path(__file__).parents[1] / "notebooks" / FIRST_LESSON
     if not lesson.exists():
         return _fail("lab", f"{lesson} is not there: run this from a clone of the course.")
-    command = [sys.executable, "-m", "jupyterlab", str(lesson), *arguments.rest]
-    os.execv(sys.executable, command)
+    return os.execv(
+        sys.executable, [sys.executable, "-m", "jupyterlab", str(lesson), *arguments.rest]
+    )
 
 
 def _train(arguments) -> int:
@@ -67,7 +76,9 @@ def _train(arguments) -> int:
 
     def show(record):
         last = record["step"] + 1 == record["steps"]
-        if record["rank"] == 0 and (record["step"] % arguments.every == 0 or record["skipped"] or last):
+        if record["rank"] == 0 and (
+            record["step"] % arguments.every == 0 or record["skipped"] or last
+        ):
             print(describe(record), flush=True)
 
     try:
@@ -91,7 +102,7 @@ def _train(arguments) -> int:
 
 
 def _picture(name: str | None) -> Path | None:
-    """Return where the picture goes; ValueError before the run for a place that cannot be written."""
+    """Return where the picture goes; ValueError, before the run, for a bad place."""
     if name is None:
         return None
     path = Path(name)

@@ -5,7 +5,7 @@ import re
 import sys
 import sysconfig
 
-# What a rank says because another one has gone: never the cause while another rank has a better one.
+# What a rank says because another one has gone: not the cause if another rank has a better one.
 _PEER_LOST = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|Socket (closed|Timeout)|remote process exited"
     r"|peer.{0,40}(closed|lost)|NCCL.{0,80}remote",
@@ -20,8 +20,8 @@ _LINKS = {
 class RunError(RuntimeError):
     """A run that gave no result. In a notebook its message is shown, not the launcher's own frames.
 
-    `output` is what the ranks printed, as (rank, line); `stacks` a Python stack per rank ("" where it
-    had returned), `collectives` what each rank called last (`flight.Collective`), oldest first.
+    `output` is what the ranks printed, as (rank, line); `stacks` a Python stack per rank ("" where
+    it had returned), `collectives` what each rank called last (`flight.Collective`), oldest first.
     """
 
     def __init__(self, message, *, output, stacks, collectives):
@@ -35,8 +35,8 @@ class RunError(RuntimeError):
 class RankError(RunError):
     """A rank raised an error or ended without a result.
 
-    `rank` failed first, `traceback` is its own, from the student's line down, `others` maps every other
-    rank to one line on what it was doing.
+    `rank` failed first, `traceback` is its own, from the student's line down, `others` maps every
+    other rank to one line on what it was doing.
     """
 
     def __init__(self, message, rank, traceback, others, **record):
@@ -53,7 +53,7 @@ class OrderError(RunError):
 
 
 def from_student(frames: list) -> list:
-    """Return (file, line, function) frames, outermost first, without the launcher's that come before."""
+    """Return (file, line, function) frames, outermost first, from the student's function on."""
     ours = (__file__.replace("errors.py", "rank.py"), "_run")
     start = next((i + 1 for i, (file, _, name) in enumerate(frames) if (file, name) == ours), 0)
     return frames[start:]
@@ -129,7 +129,9 @@ def _own(frames):
 def _is_library(file: str) -> bool:
     paths = sysconfig.get_paths()
     package = __file__.rpartition("errors.py")[0]
-    return file.startswith((paths["stdlib"], paths["purelib"], paths["platlib"], package, "<frozen"))
+    return file.startswith(
+        (paths["stdlib"], paths["purelib"], paths["platlib"], package, "<frozen")
+    )
 
 
 def exit_reason(code: int) -> str:
@@ -153,5 +155,3 @@ def first_line(text: str) -> str:
     """Return the last exception line of a traceback's text, cut to a line's length."""
     line = text.strip().splitlines()[-1] if text.strip() else ""
     return line if len(line) <= 160 else line[:157] + "…"
-
-

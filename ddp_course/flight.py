@@ -1,8 +1,8 @@
-"""What each rank has called: PyTorch's flight recorder, read in the ranks and compared in the notebook.
+"""What each rank has called: PyTorch's flight recorder, read in the ranks, compared outside.
 
-PyTorch keeps the last collectives of a process in memory: operation, sizes, types, whether each is done,
-and the Python line that called it. It costs next to nothing and needs no wrapper around torch.distributed.
-(Point-to-point operations on gloo are not in it.)
+PyTorch keeps the last collectives of a process in memory: operation, sizes, types, whether each is
+done, and the Python line that called it. It costs next to nothing and needs no wrapper around
+torch.distributed. (Point-to-point operations on gloo are not in it.)
 """
 
 import pickle
@@ -13,8 +13,9 @@ from .errors import from_student
 BUFFER = "2000"  # collectives to remember, for the variable TORCH_FR_BUFFER_SIZE
 WHOLE_RUN = "200000"  # when the order of all of them is compared
 _TYPES = {
-    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
-    "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
+    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16",
+    "Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8",
+    "Bool": "bool",
 }  # fmt: skip
 # Ranks may rightly differ in the sizes of these: only one rank has an input, or parts are uneven.
 _UNEVEN = ("scatter", "gather", "all_to_all", "alltoall_base", "send", "recv")
@@ -40,10 +41,10 @@ class Collective:
 
 
 def log(most: int | None = None, lines: bool = False) -> list[Collective]:
-    """Return this process's collectives, oldest first; the last `most` of them. [] if none are kept.
+    """Return this process's last (`most`) collectives, oldest first; [] if none are kept.
 
-    `lines` asks for the Python stacks as well: PyTorch then imports its compiler, which takes a second or
-    two in a process that has not done so.
+    `lines` asks for the Python stacks as well: PyTorch then imports its compiler, which takes a
+    second or two in a process that has not done so.
     """
     from torch._C import _distributed_c10d as c10d
 
@@ -63,7 +64,9 @@ def _collective(entry: dict) -> Collective:
         name=entry["profiling_name"].rpartition(":")[2],
         tensors=", ".join(f"{_TYPES.get(kind, kind)}{list(size)}" for kind, size in shapes),
         done=entry["retired"],
-        frames=tuple(from_student([(f["filename"], f["line"], f["name"]) for f in reversed(frames)])),
+        frames=tuple(
+            from_student([(f["filename"], f["line"], f["name"]) for f in reversed(frames)])
+        ),
     )
 
 

@@ -6,7 +6,7 @@ Three kinds of process, each the parent of the next:
 
 * The *server* is a fresh interpreter. It imports torch, runs no tensor operation (a fork after the
   thread pools are in use hangs), and forks a guardian for each run.
-* The *guardian* forks the run's ranks and is the "child subreaper": whatever a rank starts, also in a
+* The *guardian* forks the run's ranks and is their "child subreaper": what a rank starts, also in a
   session of its own, stays its descendant. When its socket closes, for whatever reason (the cell is
   done, was interrupted, the kernel was killed), it kills all of them and leaves.
 
@@ -27,8 +27,8 @@ import threading
 import warnings
 
 PRELOAD = ("torch", "torch.distributed", "numpy", "cloudpickle", "ddp_course.rank")
-# What the first DistributedDataParallel in a process imports, and then what `check_order` does; in pieces:
-# between two of them the server looks whether a run is wanted.
+# What the first DistributedDataParallel in a process imports, and then what `check_order` does; in
+# pieces: between two of them the server looks whether a run is wanted.
 PRELOAD_WHEN_IDLE = (
     "sympy",
     "torch.fx.experimental.symbolic_shapes",
@@ -40,14 +40,14 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 class Client:
-    """The kernel's end: starts the server when needed and asks it for runs. Safe to use from threads."""
+    """The kernel's end: starts the server when needed, asks it for runs. Any thread may use it."""
 
     def __init__(self):
         self._lock = threading.Lock()
         self._process = self._socket = self._owner = None
 
     def start(self) -> None:
-        """Start the server unless it runs already; returns at once, while the server imports torch."""
+        """Start the server unless it runs; return at once, while the server imports torch."""
         with self._lock:
             self._start()
 
@@ -87,7 +87,7 @@ client = Client()
 
 
 def serve(fd: int) -> None:
-    """Be the server: fork a guardian for each descriptor that arrives on the socket `fd`, until it closes."""
+    """Be the server: fork a guardian for each descriptor that comes on the socket `fd`."""
     control = socket.socket(fileno=os.dup(fd))
     kernel = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -127,8 +127,8 @@ def _fork() -> int:
 def _guard(run: socket.socket) -> None:
     """Be the guardian of one run; never returns.
 
-    Each byte b"r" with three descriptors (stdin, stdout, stderr) starts the next rank. Writes a line
-    of JSON for each rank started, {"rank", "pid"}, and ended, {"rank", "exit"} (negative: the
+    Each byte b"r" with three descriptors (stdin, stdout, stderr) starts the next rank. Writes a
+    line of JSON for each rank started, {"rank", "pid"}, and ended, {"rank", "exit"} (negative: the
     signal). At the end of the stream kills every descendant, then closes.
     """
     os.setsid()
@@ -163,7 +163,7 @@ def _guard(run: socket.socket) -> None:
 
 
 def _become_rank(fds):
-    """Be a rank: `fds` become its standard input, output and error, as if it had been started by exec."""
+    """Be a rank: `fds` become its standard input, output and error, as if exec had started it."""
     from . import rank
 
     os.setsid()  # a group of its own: signals meant for the kernel do not reach it
@@ -187,7 +187,11 @@ def _reap(flags):
 
 def _kill_children() -> bool:
     """Send SIGKILL to all children; their orphans become our children, for the next call."""
-    children = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent(pid) == os.getpid()]
+    children = [
+        pid
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
+        if _parent(pid) == os.getpid()
+    ]
     for pid in children:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -13,12 +13,12 @@ from . import fork_server, machine, processes, rank, wire
 from .process_group import choose_backend, cores
 from .supervisor import Supervisor
 
-MEMORY_PER_RANK = 150e6  # bytes that a rank needs at least (measured: a forked rank that has used DDP)
+MEMORY_PER_RANK = 150e6  # bytes that a rank needs at least
 
 
 @dataclass
 class Run:
-    """What a launch gave: `values` by rank, `records` in arrival order, `output` as (rank, line)."""
+    """What a launch gave: `values` by rank, `records` as they came, `output` as (rank, line)."""
 
     values: list
     records: list[dict]
@@ -39,18 +39,22 @@ def launch(
     check_order: bool = False,
     **kwargs,
 ) -> Run:
-    """Run `fn(*args, **kwargs)` on `nproc` fresh processes with the process group up; return a `Run`.
+    """Run `fn(*args, **kwargs)` on `nproc` fresh ranks with the process group up; return a `Run`.
 
-    `fn` may be defined in a notebook cell; its arguments are copied to every rank, its return values
-    come back with tensors as CPU copies. What ranks `report` is passed to `on_record` while they run;
-    what they print appears here, labelled. `timeout` is in seconds from the moment all ranks are up
-    (None: no limit). Raises RankError when a rank fails, HangError when the time is up, and TypeError or
-    ValueError, before any process starts, for arguments that cannot work. No process outlives the call.
+    `fn` may be defined in a notebook cell; its arguments are copied to every rank, its return
+    values come back with tensors as CPU copies. What ranks `report` is passed to `on_record` while
+    they run; what they print appears here, labelled. `timeout` is in seconds from the moment all
+    ranks are up (None: no limit). Raises RankError when a rank fails, HangError when the time is
+    up, and TypeError or ValueError, before any process starts, for arguments that cannot work. No
+    process outlives the call.
+
     `check_order` compares, at the end, which line called each collective on each rank, and raises
-    OrderError where they differ: two swapped all-reduces of one shape give wrong sums without a word.
+    OrderError where they differ: two swapped all-reduces of one shape give wrong sums in silence.
     """
     if rank.inside():
-        raise RuntimeError("launch() was called inside a rank: ranks cannot launch ranks. Call it in the notebook.")
+        raise RuntimeError(
+            "launch() was called inside a rank: ranks cannot launch ranks. Call it in the notebook."
+        )
     check_nproc(nproc)
     work = _pack(fn, args, kwargs, timeout, on_record)
     if processes.can_fork():
@@ -64,7 +68,7 @@ def launch(
 
 
 def check_nproc(nproc) -> None:
-    """Raise TypeError or ValueError unless this machine can hold `nproc` ranks; warn above 4 a core."""
+    """Raise TypeError or ValueError unless this machine can hold `nproc` ranks; warn of many."""
     if isinstance(nproc, bool) or not isinstance(nproc, int):
         raise TypeError(f"nproc is the number of ranks, a whole number: got {nproc!r}.")
     if nproc < 1:
@@ -73,13 +77,18 @@ def check_nproc(nproc) -> None:
     if nproc > most:
         raise ValueError(f"nproc={nproc}: this machine has free memory for about {most} ranks.")
     if nproc > 4 * cores():
-        warnings.warn(f"nproc={nproc} on {cores()} core(s): ranks will mostly wait for one another.", stacklevel=3)
+        warnings.warn(
+            f"nproc={nproc} on {cores()} core(s): ranks will mostly wait for one another.",
+            stacklevel=3,
+        )
 
 
 def _pack(fn, args, kwargs, timeout, on_record) -> bytes:
-    """Return the call as bytes for the ranks; raise TypeError or ValueError for one that cannot work."""
+    """Return the call as bytes; raise TypeError or ValueError for one that cannot work."""
     if not callable(fn):
-        raise TypeError(f"launch() needs a function to run on each rank: got {fn!r} ({type(fn).__name__}).")
+        raise TypeError(
+            f"launch() needs a function to run on each rank: got {fn!r} ({type(fn).__name__})."
+        )
     if on_record is not None and not callable(on_record):
         raise TypeError(f"on_record must be a function of one record: got {on_record!r}.")
     number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
@@ -96,7 +105,8 @@ def _pack(fn, args, kwargs, timeout, on_record) -> bytes:
     except Exception as error:
         culprit = _culprit(fn, args, kwargs) or f"{name}: {error}"
         raise TypeError(
-            f"{name} cannot be sent to another process because of {culprit}. Create it inside the function instead."
+            f"{name} cannot be sent to another process because of {culprit}. "
+            "Create it inside the function instead."
         ) from None
 
 
@@ -108,4 +118,6 @@ def _culprit(fn, args, kwargs) -> str | None:
         variables = inspect.getclosurevars(fn)
         names = variables.globals | variables.nonlocals
         candidates += [(value, f"the variable {name!r}") for name, value in names.items()]
-    return next((found for value, name in candidates if (found := wire.unpicklable(value, name))), None)
+    return next(
+        (found for value, name in candidates if (found := wire.unpicklable(value, name))), None
+    )

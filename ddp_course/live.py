@@ -1,10 +1,11 @@
-"""Watch a run in the cell that started it: a drawing that follows the records, a picture that stays.
+"""Watch a run in the cell that started it: a drawing that moves, then a picture that stays.
 
     with live.view() as view:
         run = launch(train.run, settings, on_record=view)
 
 While ranks run, the drawing is a small SVG text: it takes a millisecond or two, where a matplotlib
-figure takes a few hundred. At the end `plots.summary` replaces it, and the notebook is saved with that.
+figure takes a few hundred. At the end `plots.summary` replaces it, and the notebook is saved with
+that.
 """
 
 import math
@@ -20,7 +21,7 @@ WIDTH, HEIGHT, MARGIN = 236, 110, 6  # pixels of a panel
 
 
 class View:
-    """Draws the records it is called with. A context manager: leaving it puts the final picture there.
+    """Draws the records it is called with; as a context manager leaves the final picture there.
 
     Outside a notebook it prints a line now and then instead.
     """
@@ -53,7 +54,10 @@ class View:
             display(_html(panels(self.records)), display_id=self._id, update=True)
             pause = max(LEAST_INTERVAL, (time.monotonic() - began) / SHARE)
         else:
-            print(f"step {record['step'] + 1} of {record.get('steps', '?')}, loss {record['loss']:.3f}")
+            print(
+                f"step {record['step'] + 1} of {record.get('steps', '?')}, "
+                f"loss {record['loss']:.3f}"
+            )
             pause = 2
         self._next = time.monotonic() + pause
 
@@ -66,7 +70,9 @@ def view() -> View:
 def _html(content: str):
     from IPython.display import HTML
 
-    return HTML(f'<div style="font: 14px sans-serif; color: #222; background: white">{content}</div>')
+    return HTML(
+        f'<div style="font: 14px sans-serif; color: #222; background: white">{content}</div>'
+    )
 
 
 def panels(records: list[dict]) -> str:
@@ -90,7 +96,11 @@ def _progress(first: list[dict]) -> str:
 
 def _loss(by_rank: dict, first: list[dict]) -> str:
     curves = [
-        ([record["local_loss"] for record in mine if "local_loss" in record], drawing.rank_style(rank)["color"], 1)
+        (
+            [record["local_loss"] for record in mine if "local_loss" in record],
+            drawing.rank_style(rank)["color"],
+            1,
+        )
         for rank, mine in sorted(by_rank.items())
     ]
     curves.append(([record["loss"] for record in first], "black", 2.5))
@@ -98,7 +108,10 @@ def _loss(by_rank: dict, first: list[dict]) -> str:
 
 
 def _loss_scale(first: list[dict]) -> str:
-    powers = [math.log2(record["loss_scale"]) if record["loss_scale"] > 0 else -math.inf for record in first]
+    powers = [
+        math.log2(record["loss_scale"]) if record["loss_scale"] > 0 else -math.inf
+        for record in first
+    ]
     skipped = [index for index, record in enumerate(first) if record["skipped"]]
     title = f"loss scale 2^{powers[-1]:.0f}" + (f", {len(skipped)} skipped ✕" if skipped else "")
     return _panel(title, [(powers, "black", 1.5)], skipped)
@@ -110,7 +123,7 @@ def _throughput(first: list[dict]) -> str:
 
 
 def _panel(title: str, curves: list[tuple], crosses=(), from_zero=False) -> str:
-    """Return a titled box with curves (values, color, width), ✕ at these places of the first one."""
+    """Return a titled box with curves (values, color, width), ✕ at places of the first one."""
     finite = [value for values, _, _ in curves for value in values if math.isfinite(value)]
     low, high = min([0, *finite] if from_zero else finite, default=0), max(finite, default=1)
     spread = high - low or 1
@@ -124,11 +137,16 @@ def _panel(title: str, curves: list[tuple], crosses=(), from_zero=False) -> str:
     for values, color, width in curves:
         picked = range(0, len(values), max(1, len(values) // POINTS))
         points = " ".join("{:.1f},{:.1f}".format(*place(index, values)) for index in picked)
-        shapes += f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="{width}"/>'
+        shapes += (
+            f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="{width}"/>'
+        )
     for index in crosses:
         x, y = place(index, curves[0][0])
         color = drawing.SKIPPED["color"]
-        shapes += f'<path d="M{x - 4:.1f},{y - 4:.1f}l8,8m0,-8l-8,8" stroke="{color}" stroke-width="2"/>'
-    box = f'<svg width="{WIDTH}" height="{HEIGHT}" role="img" aria-label="{title}" style="border: 1px solid #bbb">'
+        shapes += (
+            f'<path d="M{x - 4:.1f},{y - 4:.1f}l8,8m0,-8l-8,8" stroke="{color}" stroke-width="2"/>'
+        )
     figure = '<figure style="display: inline-block; margin: 4px 8px 4px 0">'
-    return f"{figure}<figcaption>{title}</figcaption>{box}{shapes}</svg></figure>"
+    size = f'width="{WIDTH}" height="{HEIGHT}" style="border: 1px solid #bbb"'
+    box = f'<svg {size} role="img" aria-label="{title}">{shapes}</svg>'
+    return f"{figure}<figcaption>{title}</figcaption>{box}</figure>"

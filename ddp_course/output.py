@@ -1,4 +1,4 @@
-"""What ranks print: whole lines, labelled, from Python and from C++; noise and floods kept out of the cell."""
+"""What ranks print: whole lines, labelled; noise and floods are kept out of the cell."""
 
 import re
 from collections import deque
@@ -48,7 +48,7 @@ class Output:
 
     @property
     def threads(self) -> list[list[tuple[str, int, str]]]:
-        """The stacks that faulthandler wrote: (file, line, function) frames, outermost first, a thread each."""
+        """Stacks that faulthandler wrote: a list of frames, outermost first, for each thread."""
         stacks = []
         for line in self._report:
             if _THREAD.match(line):
@@ -81,5 +81,5 @@ class Output:
 
 
 def _last_state(line: str) -> str:
-    """Return what a line shows on a terminal: progress bars go back to its start with a carriage return."""
+    """Return what a line shows on a terminal, where a carriage return starts it anew."""
     return line.rstrip("\r").rpartition("\r")[2]

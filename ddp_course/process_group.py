@@ -22,7 +22,7 @@ ALREADY_UP = (
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank's place: `rank` of `world_size` over all nodes, `local_rank` of `local_world_size` here."""
+    """A rank's place: `rank` of `world_size`, `local_rank` of `local_world_size` on its node."""
 
     rank: int
     local_rank: int
@@ -43,16 +43,17 @@ def cores() -> int:
 
 
 def threads_per_rank(local_ranks: int) -> int:
-    """Return the threads a rank may use so that ranks do not fight for cores; OMP_NUM_THREADS decides."""
+    """Return the threads for a rank, so that ranks share the cores; OMP_NUM_THREADS decides."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
     return int(asked) if asked.isdigit() and int(asked) else max(1, cores() // local_ranks)
 
 
 def choose_backend(local_ranks: int, backend: str | None = None) -> tuple[str, str]:
-    """Return (backend, note) for this many ranks on this machine; `note` is "" or one line to print.
+    """Return (backend, note) for this many ranks on this machine; `note` is "" or one line to
+    print.
 
-    nccl needs a GPU for each rank. With fewer GPUs than ranks, gloo lets ranks share them; with none
-    it runs on the CPU. Raises ValueError for a backend that is unknown or cannot work here.
+    nccl needs a GPU for each rank. With fewer GPUs than ranks, gloo lets ranks share them; with
+    none it runs on the CPU. Raises ValueError for a backend that is unknown or cannot work here.
     """
     count = gpus()
     if backend not in (None, "gloo", "nccl"):
@@ -74,7 +75,8 @@ def choose_backend(local_ranks: int, backend: str | None = None) -> tuple[str, s
 
 
 def this_rank(backend: str | None = None) -> Rank:
-    """Return this process's `Rank`, from torchrun's environment variables; without them rank 0 of 1.
+    """Return this process's `Rank`, from torchrun's environment variables; without them rank 0 of
+    1.
 
     Works before, inside and after the process group. A device is a GPU where there is one, else the
     CPU; ranks beyond the number of GPUs share them in turn.
@@ -102,10 +104,10 @@ def _started_as_a_rank() -> bool:
 def process_group(backend: str | None = None, timeout: float | None = None):
     """Set up the default process group for the body of a `with`, yield this process's `Rank`.
 
-    Every rank must enter it. Under torchrun (and inside `launch`) it joins the other ranks; in a plain
-    `python script.py` it makes a group of one. Selects the GPU, if any, and tears the group down on
-    every path out. `timeout` (seconds) is how long a collective may wait. Raises RuntimeError if a
-    process group is already up.
+    Every rank must enter it. Under torchrun (and inside `launch`) it joins the other ranks; in a
+    plain `python script.py` it makes a group of one. Selects the GPU, if any, and tears the group
+    down on every path out. `timeout` (seconds) is how long a collective may wait. Raises
+    RuntimeError if a process group is already up.
     """
     if dist.is_initialized():
         raise RuntimeError(ALREADY_UP)

@@ -1,7 +1,7 @@
 """Start ranks and end them: forked in milliseconds on Linux, as new interpreters elsewhere.
 
-Either way the notebook holds three pipes a rank (work and commands in, messages out, output out), learns
-of every exit, and `kill` leaves nothing behind.
+Either way the notebook holds three pipes a rank (work and commands in, messages out, output out),
+learns of every exit, and `kill` leaves nothing behind.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ def can_fork() -> bool:
 
 
 def start(nproc: int):
-    """Start `nproc` ranks that wait for their work; return them as an object to drive and to kill."""
+    """Start `nproc` ranks that wait for their work; return an object to drive and to kill them."""
     return (ForkedRanks if can_fork() else SpawnedRanks)(nproc)
 
 
@@ -49,7 +49,7 @@ class ForkedRanks:
         return ours_in, ours_messages, ours_output
 
     def exits(self) -> dict[int, int]:
-        """Return the ranks that have ended since the last call, with exit codes (negative: the signal)."""
+        """Return ranks that ended since the last call, with exit codes (negative: the signal)."""
         with contextlib.suppress(BlockingIOError):
             while data := self.events.recv(4096, socket.MSG_DONTWAIT):
                 self._partial += data
@@ -59,7 +59,7 @@ class ForkedRanks:
         return {event["rank"]: event["exit"] for event in events if "exit" in event}
 
     def kill(self) -> None:
-        """Kill every process of the run, also those that ranks started, and wait until all are gone."""
+        """Kill all processes of the run, those that ranks started too; wait until all are gone."""
         try:
             with contextlib.suppress(OSError):  # the guardian is gone, and with it the ranks
                 self.events.shutdown(socket.SHUT_WR)
@@ -75,7 +75,9 @@ class SpawnedRanks:
     events = None
 
     def __init__(self, nproc: int):
-        command = f"import sys; sys.path[:] = {sys.path!r}; from {__package__}.rank import main; main()"
+        command = (
+            f"import sys; sys.path[:] = {sys.path!r}; from {__package__}.rank import main; main()"
+        )
         own_group = (
             {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
             if os.name == "nt"
@@ -104,7 +106,9 @@ class SpawnedRanks:
         ]
 
     def exits(self) -> dict[int, int]:
-        """Return the ranks that have ended since the last call, with exit codes (negative: the signal)."""
+        """Return the ranks that have ended since the last call, with exit codes (negative: the
+        signal).
+        """
         ended = {
             rank: process.returncode
             for rank, process in enumerate(self._processes)
@@ -145,7 +149,7 @@ def _pipe(stack):
 
 
 def _selectable(pipe):
-    """Return `pipe`, or on Windows, where only sockets can be waited for, a socket that a thread fills."""
+    """Return `pipe`; on Windows, which can only wait for sockets, a socket that a thread fills."""
     if os.name != "nt":
         return pipe
     ours, theirs = socket.socketpair()

@@ -1,7 +1,8 @@
-"""What runs inside a rank: fetch the work, stream records and output, send back the value or the error.
+"""What runs inside a rank: fetch the work, stream records and output, send back the value or the
+error.
 
-Standard input brings two frames (where am I; what to call), then one-byte commands; standard output is
-the private channel for messages; standard error carries all that is printed, from Python or C++.
+Standard input brings two frames (where am I; what to call), then one-byte commands; standard output
+is the private channel for messages; standard error carries all that is printed, from Python or C++.
 The same for a rank that was forked (`fork_server`) and one started as `python -m ddp_course.rank`.
 """
 
@@ -17,7 +18,9 @@ import traceback
 
 from . import errors, flight, wire
 
-STACK_SIGNAL = getattr(signal, "SIGUSR1", None)  # asks for the stacks of a rank whose threads cannot run
+STACK_SIGNAL = getattr(
+    signal, "SIGUSR1", None
+)  # asks for the stacks of a rank whose threads cannot run
 RECENT = 100  # collectives that an error or a hang report carries
 
 _channel = None
@@ -30,7 +33,7 @@ class Channel:
         self._fd, self._lock, self._started = fd, threading.Lock(), started
 
     def clock(self) -> float:
-        """Return the seconds since `launch` was called (one clock for all processes of a machine)."""
+        """Return the seconds since `launch` was called; all processes have the same clock."""
         return time.monotonic() - self._started
 
     def send(self, kind: str, **content) -> None:
@@ -50,9 +53,9 @@ def inside() -> bool:
 def report(**fields) -> None:
     """Stream one record of named values to the notebook while the ranks run.
 
-    Tensors arrive as CPU copies, those with one element as Python numbers. `rank` and `time` are added
-    on the way. Any rank may call it, at any time; outside of `launch` the record is printed. Raises
-    TypeError, naming the field, for a value that cannot be sent.
+    Tensors arrive as CPU copies, those with one element as Python numbers. `rank` and `time` are
+    added on the way. Any rank may call it, at any time; outside of `launch` the record is printed.
+    Raises TypeError, naming the field, for a value that cannot be sent.
     """
     for name in ("rank", "time"):
         if name in fields:
@@ -80,8 +83,7 @@ def main() -> None:
     global _channel
     control, messages = os.dup(0), os.dup(1)
     os.dup2(2, 1)
-    text = {"mode": "w", "buffering": 1, "encoding": "utf-8", "errors": "backslashreplace", "closefd": False}
-    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__ = open(1, **text), open(2, **text)
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__ = _printed_to(1), _printed_to(2)
     header = wire.read(control)
     if header is None:
         os._exit(1)  # whoever wanted us has gone
@@ -100,8 +102,13 @@ def main() -> None:
     os._exit(0)
 
 
+def _printed_to(fd: int):
+    how = {"encoding": "utf-8", "errors": "backslashreplace", "closefd": False}
+    return open(fd, "w", buffering=1, **how)  # line by line
+
+
 def _take_over(header):
-    """Look like a process that the notebook has just started: environment, folder, imports, seeds."""
+    """Look like a process that the notebook has just started: environment, folder, imports."""
     os.environ.clear()
     os.environ.update(header["environment"])
     sys.dont_write_bytecode = True  # a module edited twice within a second must not look unchanged
@@ -127,9 +134,11 @@ def _take_over(header):
 
 
 def _run(work: bytes, check_order: bool):
-    """Call the function with the process group up, send its value or error; return the group, still up.
+    """Call the function with the process group up, send its value or error; return the group, still
+    up.
 
-    It is not torn down after an error: the other ranks would fail too, and hide whose error came first.
+    It is not torn down after an error: the other ranks would fail too, and hide whose error came
+    first.
     """
     from .process_group import process_group
 
@@ -144,7 +153,9 @@ def _run(work: bytes, check_order: bool):
         except Exception:
             name = getattr(function, "__name__", "the function")
             culprit = wire.unpicklable(value, "value")
-            raise TypeError(f"{name} returned something that cannot leave its rank: {culprit}") from None
+            raise TypeError(
+                f"{name} returned something that cannot leave its rank: {culprit}"
+            ) from None
         _flush()
         if check_order:
             _channel.send("log", **_whereabouts(None, lines=True))
@@ -163,7 +174,7 @@ def _flush():
 
 
 def _obey(control: int, release: threading.Event) -> None:
-    """Answer the notebook's commands: b"s" sends this rank's stack, b"x" lets it leave; its end is ours."""
+    """Answer commands: b"s" sends this rank's stack, b"x" lets it leave; their end is ours."""
     while command := os.read(control, 1):
         if command == b"s":
             _channel.send("stack", **_whereabouts())
@@ -174,7 +185,7 @@ def _obey(control: int, release: threading.Event) -> None:
 
 
 def _whereabouts(most: int | None = RECENT, lines: bool = False) -> dict:
-    """Return where this rank is: its stack, its last collectives, the processor seconds it has used."""
+    """Return where this rank is: its stack, its last collectives, its processor seconds."""
     innermost = sys._current_frames()[threading.main_thread().ident]
     frames = _frames(reversed(list(traceback.walk_stack(innermost))))
     return {"frames": frames, "log": flight.log(most, lines), "cpu": time.process_time()}
@@ -195,7 +206,7 @@ def describe(error: BaseException) -> list[dict]:
 
 
 def _frames(walk) -> list[tuple[str, int, str]]:
-    """Return (file, line, function) from the outermost call inwards, from the student's function on."""
+    """Return (file, line, function), outermost call first, from the student's function on."""
     return errors.from_student([(f.f_code.co_filename, line, f.f_code.co_name) for f, line in walk])
 
 

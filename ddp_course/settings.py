@@ -33,7 +33,9 @@ class Settings:
     warmup_steps: int = _setting(10, "optimizer steps of linear warm-up")
     max_norm: float = _setting(1.0, "clip the global gradient norm to this")
     init_scale: float = _setting(2.0**16, "first loss scale of fp16")
-    growth_interval: int = _setting(2000, "fp16: steps without overflow before the loss scale doubles")
+    growth_interval: int = _setting(
+        2000, "fp16: steps without overflow before the loss scale doubles"
+    )
     seed: int = _setting(0, "seed of split, weights and order")
     checkpoint: str = _setting("", "file to save after every epoch")
     resume: bool = _setting(False, "go on from the checkpoint file if it exists")
@@ -44,7 +46,9 @@ class Settings:
         object.__setattr__(self, "model", self.model or TASKS[self.task][0])
         if self.model not in TASKS[self.task]:
             choices = " or ".join(TASKS[self.task])
-            raise ValueError(f"model {self.model!r} does not fit task {self.task!r}: choose {choices}.")
+            raise ValueError(
+                f"model {self.model!r} does not fit task {self.task!r}: choose {choices}."
+            )
         for setting in dataclasses.fields(self):
             value, least = getattr(self, setting.name), 0 if setting.name in MAY_BE_ZERO else 1e-30
             if setting.type in (int, float) and not least <= value < math.inf:
@@ -58,7 +62,9 @@ class Settings:
         self.mixed_precision().check_model(self.build_model(self.load_data()[0]))
 
     def mixed_precision(self) -> MixedPrecision:
-        return MixedPrecision(self.precision, this_rank().device, self.max_norm, self.init_scale, self.growth_interval)
+        return MixedPrecision(
+            self.precision, this_rank().device, self.max_norm, self.init_scale, self.growth_interval
+        )
 
     def load_data(self):
         return data.digits(self.seed) if self.task == "digits" else data.characters(seed=self.seed)
@@ -79,7 +85,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             shown = f"{text} (default: {setting.default})" if setting.default != "" else text
             parser.add_argument(
                 name, type=setting.type, default=setting.default, choices=choices.get(setting.name),
-                metavar=setting.type.__name__.upper() if setting.name not in choices else None, help=shown,
+                metavar=setting.type.__name__.upper() if setting.name not in choices else None,
+                help=shown,
             )  # fmt: skip
 
 

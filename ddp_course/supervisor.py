@@ -15,7 +15,9 @@ from . import flight, processes, rank, verdict, wire
 from .output import Output
 from .process_group import threads_per_rank
 
-START_UP = 180  # seconds that ranks may take to start and connect, before the time-out begins to count
+START_UP = (
+    180  # seconds that ranks may take to start and connect, before the time-out begins to count
+)
 GRACE = 0.25  # seconds that other ranks get to report errors of their own after the first one
 WATCH = 1.0  # seconds of silence between two looks at where the ranks are
 ANSWER = 1.0  # seconds that a rank has to say where it is
@@ -31,7 +33,9 @@ class State:
     ready: set[int] = field(default_factory=set)
     values: dict[int, object] = field(default_factory=dict)
     failures: dict[int, dict] = field(default_factory=dict)  # "moment", and "chain" or "exit"
-    whereabouts: dict[int, dict] = field(default_factory=dict)  # "frames", "log", "cpu", when last asked
+    whereabouts: dict[int, dict] = field(
+        default_factory=dict
+    )  # "frames", "log", "cpu", when last asked
     outputs: list[Output] = field(default_factory=list)
 
     @property
@@ -99,7 +103,9 @@ class Supervisor:
                 self._ask()
                 raise verdict.hang_error(state, self._headline())
             if self._clock() - self._last_sign > WATCH and self._stuck():
-                raise verdict.hang_error(state, "the ranks wait for one another and can never go on:")
+                raise verdict.hang_error(
+                    state, "the ranks wait for one another and can never go on:"
+                )
         self._leave()
         if self._check_order and (error := verdict.order_error(state)):
             raise error
@@ -147,7 +153,9 @@ class Supervisor:
     def _drain(self, number) -> None:
         """Take what a rank that has ended left in its pipes."""
         with selectors.DefaultSelector() as left:
-            for pipe, data in [(key.fileobj, key.data) for key in self._selector.get_map().values()]:
+            for pipe, data in [
+                (key.fileobj, key.data) for key in self._selector.get_map().values()
+            ]:
                 if data and data[1] == number:
                     left.register(pipe, selectors.EVENT_READ, data)
             while left.get_map() and (ready := left.select(0)):
@@ -219,7 +227,7 @@ class Supervisor:
         return asked - set(self.state.whereabouts) - set(self.state.failures)
 
     def _signal(self, silent: set[int]) -> None:
-        """Get the stacks of ranks whose own threads cannot run: a signal needs no interpreter lock."""
+        """Get the stacks of ranks whose threads cannot run: a signal needs no interpreter lock."""
         if rank.STACK_SIGNAL is None:
             return
         for number in silent & set(self._ranks.pids):
@@ -234,7 +242,7 @@ class Supervisor:
             self._pump(0.02)
 
     def _stuck(self) -> bool:
-        """Look where the ranks are; whether, for two looks now, none has moved and none ever can."""
+        """Look where the ranks are; whether none has moved since the last look and none can."""
         before = self.state.whereabouts
         self.state.whereabouts = {}
         self._ask()

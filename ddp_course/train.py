@@ -1,4 +1,5 @@
-"""Train with DDP, gradient accumulation and mixed precision. `train` is the whole loop, on one screen.
+"""Train with DDP, gradient accumulation and mixed precision. `train` is the whole loop, on one
+screen.
 
 One process:              python -m ddp_course.train
 Two ranks, one machine:   torchrun --nproc-per-node 2 -m ddp_course.train
@@ -32,10 +33,11 @@ def train(
 ) -> Iterator[dict]:
     """Train, and yield one record for every optimizer step. Every rank must iterate to the end.
 
-    `model` is wrapped in DDP, `loader` comes from `data.shard`, `amp` is a `MixedPrecision`. `done` says
-    where a resume goes on: (epoch, step, batches of that epoch). A record holds step and epoch (from 0),
-    batches_done, loss (mean over the global window), local_loss (this rank's part of it), learning_rate,
-    grad_norm, loss_scale, skipped, samples (targets of all ranks), seconds and samples_per_s.
+    `model` is wrapped in DDP, `loader` comes from `data.shard`, `amp` is a `MixedPrecision`. `done`
+    says where a resume goes on: (epoch, step, batches of that epoch). A record holds step and epoch
+    (from 0), batches_done, loss (mean over the global window), local_loss (this rank's part of it),
+    learning_rate, grad_norm, loss_scale, skipped, samples (targets of all ranks), seconds and
+    samples_per_s.
     """
     device, world_size = this_rank().device, this_rank().world_size
     first_epoch, step, batches_done = done
@@ -89,12 +91,15 @@ def mean_over_ranks(value: torch.Tensor) -> float:
 
 @torch.no_grad()
 def evaluate(model, loader, amp) -> tuple[float, float]:
-    """Return (mean loss, accuracy) over a whole data set, each item counted once. Every rank must call it.
+    """Return (mean loss, accuracy) over a whole data set, each item counted once. Every rank must
+    call it.
 
     `loader` comes from `data.exact_shard`: sums are all-reduced, not means, since ranks may hold
     different numbers of items.
     """
-    model = getattr(model, "module", model)  # no collective in the loop: ranks may have fewer batches
+    model = getattr(
+        model, "module", model
+    )  # no collective in the loop: ranks may have fewer batches
     device = this_rank().device
     model.eval()
     sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, targets
@@ -112,18 +117,21 @@ def evaluate(model, loader, amp) -> tuple[float, float]:
 
 
 def warmup_then_cosine(optimizer, warmup_steps: int, steps: int):
-    """Return a schedule: linear warm-up to the optimizer's learning rate, then half a cosine to 0."""
+    """Return a schedule: linear warm-up to the full learning rate, then half a cosine to 0."""
 
     def factor(step):
         if step < warmup_steps:
             return (step + 1) / warmup_steps
-        return 0.5 * (1 + math.cos(math.pi * min(1, (step - warmup_steps) / max(1, steps - warmup_steps))))
+        return 0.5 * (
+            1 + math.cos(math.pi * min(1, (step - warmup_steps) / max(1, steps - warmup_steps)))
+        )
 
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
 def run(settings: Settings, tell: Callable = report) -> dict:
-    """Train and evaluate by `settings`; `tell(**record)` hears of each step. Every rank must call it.
+    """Train and evaluate by `settings`; `tell(**record)` hears of each step. Every rank must call
+    it.
 
     Returns {"test_loss", "accuracy", "steps", "weights"}, the same on all ranks; `weights` is the
     model's state.
@@ -155,7 +163,9 @@ def run(settings: Settings, tell: Callable = report) -> dict:
 
 
 def _resume(settings: Settings, parts: dict) -> tuple[int, int, int]:
-    """Load the checkpoint if one is asked for and there; return (epoch, step, batches) that are done."""
+    """Load the checkpoint if one is asked for and there; return (epoch, step, batches) that are
+    done.
+    """
     if not settings.resume or not Path(settings.checkpoint).exists():
         return 0, 0, 0
     state = checkpoint.load(settings.checkpoint, **parts)

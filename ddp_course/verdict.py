@@ -12,7 +12,9 @@ def rank_error(state) -> errors.RankError:
     first = min(state.failures, key=order)
     trace = _reason(state, first)
     others = {number: situation(state, number) for number in range(state.nproc) if number != first}
-    same = [n for n in others if n in state.failures and _headline(state, n) == _headline(state, first)]
+    same = [
+        n for n in others if n in state.failures and _headline(state, n) == _headline(state, first)
+    ]
     everyone = same and len(same) == state.nproc - 1
     who = "the same error on all ranks" if everyone else f"rank {first} failed first"
     message = f"{who}.\n\n{trace}"
@@ -20,13 +22,21 @@ def rank_error(state) -> errors.RankError:
         message += "\n\nThe other ranks:\n" + "\n".join(rest)
     message += _advice(state, first)
     return errors.RankError(
-        message, first, trace, others, output=output(state), stacks=stacks(state), collectives=logs(state)
+        message,
+        first,
+        trace,
+        others,
+        output=output(state),
+        stacks=stacks(state),
+        collectives=logs(state),
     )
 
 
 def hang_error(state, headline: str) -> errors.HangError:
     """Return the error of a run that did not end."""
-    lines = [headline] + [f"  rank {number} {situation(state, number)}" for number in range(state.nproc)]
+    lines = [headline] + [
+        f"  rank {number} {situation(state, number)}" for number in range(state.nproc)
+    ]
     if advice := _advice(state) or _absent(state):
         lines.append(advice.strip())
     return errors.HangError(
@@ -35,10 +45,10 @@ def hang_error(state, headline: str) -> errors.HangError:
 
 
 def order_error(state) -> errors.OrderError | None:
-    """Return the error of a run that ended well but in which ranks' collectives met by chance, or None.
+    """Return the error of a run that ended well, though by chance; None if all was in order.
 
-    PyTorch matches the n-th collective of one rank with the n-th of the others. If they come from different
-    lines, results that look right are sums of different things.
+    PyTorch matches the n-th collective of one rank with the n-th of the others. If they come from
+    different lines, results that look right are sums of different things.
     """
 
     def call(collective):
@@ -73,7 +83,7 @@ def situation(state, number: int) -> str:
 
 
 def waits(where: dict) -> str | None:
-    """Return the collective that a rank waits in, by its record or else its stack; None if in none."""
+    """Return the collective that a rank waits in, by its record or its stack, or None."""
     called = errors.collective(where["frames"])
     collective = flight.pending(where["log"])
     if collective and (called or errors.in_backward(where["frames"])):
@@ -84,9 +94,11 @@ def waits(where: dict) -> str | None:
 def never_go_on(state) -> bool:
     """Return whether ranks that all wait, or have returned, can never go on.
 
-    They can if all that wait are in one and the same collective, and it is theirs alone: it is only slow.
+    They can if all that wait are in one and the same collective: it is only slow.
     """
-    places = [flight.pending(state.whereabouts[number]["log"]) for number in sorted(state.unfinished)]
+    places = [
+        flight.pending(state.whereabouts[number]["log"]) for number in sorted(state.unfinished)
+    ]
     if None in places:  # point to point is not recorded: somebody must send what somebody receives
         names = {waits(state.whereabouts[number]) for number in state.unfinished}
         return names == {"recv"} or bool(state.values)
@@ -103,7 +115,7 @@ def output(state) -> list[tuple[int, str]]:
 
 
 def stacks(state) -> list[str]:
-    """Return a Python stack per rank: where it raised, crashed or is; "" for a rank that returned."""
+    """Return a stack per rank: where it raised, crashed or is; "" where it has returned."""
     texts = []
     for number in range(state.nproc):
         failure, where = state.failures.get(number, {}), state.whereabouts.get(number, {})
@@ -114,7 +126,9 @@ def stacks(state) -> list[str]:
 
 def logs(state) -> list[list[flight.Collective]]:
     """Return the collectives that each rank called, oldest first, as far as they are known."""
-    known = {number: failure["log"] for number, failure in state.failures.items() if "log" in failure}
+    known = {
+        number: failure["log"] for number, failure in state.failures.items() if "log" in failure
+    }
     known |= {number: where["log"] for number, where in state.whereabouts.items()}
     return [known.get(number, []) for number in range(state.nproc)]
 
@@ -168,11 +182,12 @@ def _advice(state, first: int | None = None) -> str:
 
 
 def _sizes_differ(state, first) -> str:
-    if first is None or not any("Received data size" in line for line in state.outputs[first].lines):
+    said = () if first is None else state.outputs[first].lines
+    if not any("Received data size" in line for line in said):
         return ""
     return (
-        f"\n\nRank {first} received more or fewer bytes than its own tensor has: in this collective the "
-        "ranks' tensors differ in shape or type."
+        f"\n\nRank {first} received more or fewer bytes than its own tensor has: in this "
+        "collective the ranks' tensors differ in shape or type."
     )
 
 

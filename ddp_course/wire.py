@@ -1,4 +1,5 @@
-"""What crosses the pipes between the notebook and a rank: length-prefixed pickles, tensors as CPU copies.
+"""What crosses the pipes between the notebook and a rank: length-prefixed pickles, tensors as CPU
+copies.
 
 Nothing is ever shared between processes: `torch.multiprocessing` would hand every rank the *same*
 storage of a CPU tensor, and a model that is never synchronised would then look synchronised.

@@ -8,7 +8,7 @@ from jupyter_client import KernelManager
 
 
 class Kernel:
-    """One kernel; `run(code)` returns what the cell printed and raises CellError for an error in it."""
+    """One kernel; `run(code)` returns what the cell printed, or raises CellError."""
 
     def __init__(self, **options):
         self.manager = KernelManager(kernel_name="python3")
@@ -72,7 +72,7 @@ class Kernel:
 
 
 class CellError(Exception):
-    """A cell raised: `shown` is what the notebook displays, `printed` what it had printed before."""
+    """A cell raised: `shown` is what the notebook displays, `printed` what came before."""
 
     def __init__(self, shown, printed):
         super().__init__(shown)

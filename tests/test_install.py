@@ -25,8 +25,7 @@ import setup_env
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DIRECT = [
-    Requirement(line)
-    for line in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"]
+    Requirement(line) for line in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"]
 ]
 CUDA = re.compile(r"nvidia-|cuda-|triton$")
 posix = pytest.mark.skipif(os.name == "nt", reason="make lab is for Linux and macOS")

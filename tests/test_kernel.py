@@ -55,7 +55,7 @@ def test_an_error_names_the_cell_and_shows_its_line(kernel):
 def test_a_kernel_that_has_trained_launches_as_well(kernel):
     """A fork of this kernel would hang: its thread pools are in use."""
     kernel.run("a = torch.randn(600, 600, requires_grad=True)\n(a @ a).tanh().sum().backward()")
-    kernel.run("def worker():\n    return float((torch.ones(600, 600) @ torch.ones(600, 600)).sum())")
+    kernel.run("def worker():\n    a = torch.ones(600, 600)\n    return float((a @ a).sum())")
     assert "[216000000.0, 216000000.0]" in kernel.run("print(launch(worker, timeout=60).values)")
 
 

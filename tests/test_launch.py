@@ -1,4 +1,4 @@
-"""`launch` through its public interface: values, records, output, errors, and nothing left behind."""
+"""`launch` through its public interface: values, records, output, errors, nothing left."""
 
 import functools
 import gc
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from kernels import gone
 
-from ddp_course import HangError, RankError, Run, fork_server, launch, report, this_rank
+from ddp_course import HangError, RankError, Run, fork_server, launch, machine, report, this_rank
 
 LAUNCH = functools.partial(launch, timeout=60)
 
@@ -167,8 +167,8 @@ def test_ranks_share_the_cores_and_know_their_place():
         me = this_rank()
         return me.rank, me.local_rank, me.world_size, me.local_world_size, torch.get_num_threads()
 
-    cores = len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process(), "cpu_affinity") else os.cpu_count()
-    assert LAUNCH(worker, nproc=2).values == [(r, r, 2, 2, max(1, cores // 2)) for r in (0, 1)]
+    cores = machine.cores()[1]
+    assert LAUNCH(worker, nproc=2).values == [(r, r, 2, 2, max(1, int(cores) // 2)) for r in (0, 1)]
 
 
 def test_numpy_and_python_random_differ_between_ranks():
@@ -216,7 +216,11 @@ def test_causes_are_kept():
     with pytest.raises(RankError) as caught:
         LAUNCH(worker, nproc=1)
     trace = caught.value.traceback
-    assert trace.index("KeyError: 'missing'") < trace.index("direct cause") < trace.index("RuntimeError: outer")
+    assert (
+        trace.index("KeyError: 'missing'")
+        < trace.index("direct cause")
+        < trace.index("RuntimeError: outer")
+    )
 
 
 def test_an_error_on_all_ranks_is_said_once():
@@ -241,7 +245,11 @@ def test_a_rank_that_ends_without_a_value_has_failed(how):
     with pytest.raises(RankError) as caught:
         LAUNCH(worker, how)
     assert caught.value.rank == 1
-    word = {"os._exit(0)": "exit code 0", "os._exit(3)": "exit code 3", "sys.exit(0)": "SystemExit: 0"}
+    word = {
+        "os._exit(0)": "exit code 0",
+        "os._exit(3)": "exit code 3",
+        "sys.exit(0)": "SystemExit: 0",
+    }
     assert word.get(how, how) in str(caught.value)
 
 
@@ -360,7 +368,9 @@ def test_launches_leak_nothing():
     ],
 )
 def test_bad_arguments_fail_before_any_process_starts(monkeypatch, error, line, call):
-    monkeypatch.setattr("ddp_course.processes.start", lambda nproc: pytest.fail("a process started"))
+    monkeypatch.setattr(
+        "ddp_course.processes.start", lambda nproc: pytest.fail("a process started")
+    )
     with pytest.raises(error, match=line) as caught:
         launch(**{"fn": lambda: None, **call})
     assert "\n" not in str(caught.value)
@@ -384,7 +394,7 @@ def test_what_cannot_be_pickled_is_named():
 
 
 def test_many_ranks_a_core_warn():
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = int(machine.cores()[1])
     with pytest.warns(UserWarning, match="ranks will mostly wait"):
         from ddp_course.launch import check_nproc
 

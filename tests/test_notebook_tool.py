@@ -44,7 +44,13 @@ def built(tmp_path_factory):
     """A tree with one lesson, built once; read-only."""
     root = tmp_path_factory.mktemp("course")
     write(root, LESSON)
-    code, output = tool(root, "build")
+    elsewhere = root / "jupyter" / "kernels" / "python3"
+    elsewhere.mkdir(parents=True)
+    spec = {"argv": ["/nowhere/python", "{connection_file}"], "display_name": "x", "language": "x"}
+    (elsewhere / "kernel.json").write_text(json.dumps(spec))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUPYTER_PATH", str(root / "jupyter"))  # another Python's kernel, found first
+        code, output = tool(root, "build")
     assert code == 0, output
     return root
 

@@ -19,7 +19,8 @@ from ddp_course import process_group
 with process_group() as me:
     total = torch.tensor(float(me.rank + 1), device=me.device)
     dist.all_reduce(total)
-    print(f"{me.rank} {me.local_rank} {me.world_size} {me.device.type} sum {total.item():g}", flush=True)
+    place = f"{me.rank} {me.local_rank} {me.world_size}"
+    print(f"{place} {me.device.type} sum {total.item():g}", flush=True)
     try:
         with process_group():
             pass
@@ -41,7 +42,9 @@ def run(*command, tmp_path, **environment):
 
 
 def test_under_torchrun(tmp_path):
-    out = run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", tmp_path=tmp_path)
+    out = run(
+        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", tmp_path=tmp_path
+    )
     for rank in (0, 1):
         assert f"{rank} {rank} 2 " in out
         assert f"{rank} again: the process group is already up" in out

@@ -1,4 +1,4 @@
-"""The training loop as a whole: equal weights, equal losses however it is started, resume, accuracy."""
+"""The training loop as a whole: equal weights and losses however it is started, resume."""
 
 import dataclasses
 import math
@@ -62,16 +62,19 @@ def test_the_loss_shown_is_the_global_one():
         assert first["loss"] == pytest.approx((first["local_loss"] + second["local_loss"]) / 2)
 
 
-@pytest.mark.parametrize(("nproc", "micro_batch", "steps"), [(1, 32, 4), (2, 32, 2), (2, 16, 4), (4, 32, 1)])
+@pytest.mark.parametrize(
+    ("nproc", "micro_batch", "steps"), [(1, 32, 4), (2, 32, 2), (2, 16, 4), (4, 32, 1)]
+)
 def test_ranks_and_accumulation_do_not_change_what_is_learned(nproc, micro_batch, steps):
-    """128 samples a step, however they are cut: the same as one process on the whole batch, float64."""
+    """128 samples a step, however they are cut, equal one process on the whole batch (float64)."""
 
     def learn(micro_batch, steps):
         torch.set_default_dtype(torch.float64)
         torch.manual_seed(0)
         train_set, _ = data.digits()
         x, y = train_set.tensors
-        everything = torch.utils.data.TensorDataset(x[:1424].double(), y[:1424])  # 1424 = 11 × 128 + 16
+        # 1424 = 11 × 128 + 16
+        everything = torch.utils.data.TensorDataset(x[:1424].double(), y[:1424])
         loader = data.shard(everything, micro_batch, shuffle=False)
         model = models.build("mlp", width=32)
         if dist.get_world_size() > 1:
@@ -81,7 +84,9 @@ def test_ranks_and_accumulation_do_not_change_what_is_learned(nproc, micro_batch
         amp = MixedPrecision(max_norm=1.0)
         losses = [
             record["loss"]
-            for record in train(model, loader, optimizer, amp, schedule, epochs=1, accumulation_steps=steps)
+            for record in train(
+                model, loader, optimizer, amp, schedule, epochs=1, accumulation_steps=steps
+            )
         ]
         return losses, torch.cat([p.detach().flatten() for p in model.parameters()])
 
@@ -211,7 +216,13 @@ def test_torchrun_and_ddp_course_train_give_the_same_losses():
     options = ["--epochs", "1", "--precision", "bf16", "--accumulation-steps", "2", "--seed", "3"]
     ours = command("ddp_course", "train", "--nproc", "2", "--every", "1", *options)
     theirs = command(
-        "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ddp_course.train", *options
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "ddp_course.train",
+        *options,
     )
     assert ours.returncode == theirs.returncode == 0, ours.stderr + theirs.stderr
     assert losses(ours.stdout) == losses(theirs.stdout)
@@ -225,7 +236,9 @@ def test_one_process_needs_no_launcher():
 
 
 def test_the_text_task_trains_a_gpt():
-    settings = Settings(task="text", epochs=1, micro_batch=8, accumulation_steps=2, precision="bf16")
+    settings = Settings(
+        task="text", epochs=1, micro_batch=8, accumulation_steps=2, precision="bf16"
+    )
 
     def few():
         seen = []
@@ -246,7 +259,9 @@ def test_the_text_task_trains_a_gpt():
 
 def test_a_picture_is_saved(tmp_path):
     file = tmp_path / "out.png"
-    done = command("ddp_course", "train", "--epochs", "1", "--precision", "fp16", "--plot", str(file))
+    done = command(
+        "ddp_course", "train", "--epochs", "1", "--precision", "fp16", "--plot", str(file)
+    )
     assert done.returncode == 0, done.stderr
     assert file.read_bytes().startswith(b"\x89PNG")
 
@@ -308,5 +323,3 @@ def test_interrupt_stops_the_ranks(tmp_path):
     assert process.wait(10) == 130
     _, alive = psutil.wait_procs(family, timeout=10)
     assert len(family) >= 4 and not alive
-
-
