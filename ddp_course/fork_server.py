@@ -13,6 +13,7 @@ Three kinds of process, each the parent of the next:
 So no process outlives its cell, and nobody has to remember to clean up.
 """
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -63,6 +64,15 @@ class Client:
                 socket.send_fds(self._socket, [b"r"], [theirs.fileno()])
         return ours
 
+    def close(self) -> None:
+        """End the server of this process, if there is one, and with it all that still runs."""
+        with self._lock:
+            if self._owner == os.getpid():
+                self._socket.close()
+                self._process.kill()
+                self._process.wait()
+                self._owner = None
+
     def _start(self, anew=False):
         alive = self._owner == os.getpid() and self._process.poll() is None
         if alive and not anew:
@@ -84,6 +94,7 @@ class Client:
 
 
 client = Client()
+atexit.register(client.close)
 
 
 def serve(fd: int) -> None:

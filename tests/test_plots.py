@@ -148,7 +148,7 @@ def test_the_same_records_give_the_same_bytes(name, monkeypatch):
     first = EVERY[name]().png()
     monkeypatch.setitem(matplotlib.rcParams, "font.size", 30)  # of the student's notebook
     monkeypatch.setitem(matplotlib.rcParams, "figure.dpi", 50)
-    monkeypatch.setitem(matplotlib.rcParams, "axes.grid", False)
+    monkeypatch.setitem(matplotlib.rcParams, "axes.facecolor", "yellow")
     figure = EVERY[name]()
     assert figure.png() == first
     assert Image.open(io.BytesIO(first)).size == tuple(int(size) for size in figure.bbox.size)
