@@ -17,7 +17,7 @@ from . import drawing, plots
 LEAST_INTERVAL = 0.2  # seconds between two drawings
 SHARE = 0.02  # of one core may go into drawing
 POINTS = 240  # of a curve; more would not be seen
-WIDTH, HEIGHT, MARGIN = 236, 110, 6  # pixels of a panel
+WIDTH, HEIGHT, MARGIN = 205, 100, 6  # pixels of a panel
 
 
 class View:

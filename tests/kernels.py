@@ -1,16 +1,22 @@
 """A live Jupyter kernel for tests, and a look at the processes it has."""
 
 import contextlib
+import os
 import sys
+import uuid
 
 import psutil
 from jupyter_client import KernelManager
+
+MARK = "DDP_COURSE_TEST"  # in the environment of a kernel, and so of everything that it starts
 
 
 class Kernel:
     """One kernel; `run(code)` returns what the cell printed, or raises CellError."""
 
-    def __init__(self, **options):
+    def __init__(self, env=(), **options):
+        self.mark = uuid.uuid4().hex
+        options["env"] = {**os.environ, **dict(env), MARK: self.mark}
         self.manager = KernelManager(kernel_name="python3")
         # this interpreter, whatever an installed kernel spec says
         self.manager.kernel_spec.argv[:] = [
@@ -42,7 +48,7 @@ class Kernel:
 
     def finish(self, request: str, timeout=120) -> str:
         """Return what a started cell printed, once it has ended."""
-        printed, error = "", None
+        printed, error, cell = "", None, None
         while True:
             message = self.client.get_iopub_msg(timeout=timeout)
             if message["parent_header"].get("msg_id") != request:
@@ -50,13 +56,15 @@ class Kernel:
             kind, content = message["msg_type"], message["content"]
             if kind == "stream":
                 printed += content["text"]
+            elif kind == "execute_input":
+                cell = content["execution_count"]
             elif kind == "execute_result":
                 printed += content["data"]["text/plain"]
             elif kind == "error":
                 error = "\n".join(content["traceback"])
             elif kind == "status" and content["execution_state"] == "idle":
                 if error is not None:
-                    raise CellError(error, printed)
+                    raise CellError(error, printed, cell)
                 return printed
 
     def run(self, code: str, timeout=120) -> str:
@@ -65,6 +73,15 @@ class Kernel:
     def descendants(self) -> list[psutil.Process]:
         return psutil.Process(self.pid).children(recursive=True)
 
+    def left(self) -> list[psutil.Process]:
+        """Return what cells started and what still lives, without the fork server."""
+        return [p for p in marked(self.mark) if p.pid != self.pid and not self._is_server(p)]
+
+    def _is_server(self, process: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.Error):  # guardians and ranks have its command line too
+            return process.ppid() == self.pid and "fork_server" in " ".join(process.cmdline())
+        return False
+
     def close(self) -> None:
         with contextlib.suppress(Exception):
             self.client.stop_channels()
@@ -72,11 +89,21 @@ class Kernel:
 
 
 class CellError(Exception):
-    """A cell raised: `shown` is what the notebook displays, `printed` what came before."""
+    """A cell raised: `shown` by the notebook, `printed` before that, `cell` its number in In[…]."""
 
-    def __init__(self, shown, printed):
+    def __init__(self, shown, printed, cell=None):
         super().__init__(shown)
-        self.shown, self.printed = shown, printed
+        self.shown, self.printed, self.cell = shown, printed, cell
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Return the processes with this mark in their environment, whoever their parents are."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(MARK) == mark:
+                found.append(process)
+    return found
 
 
 def gone(processes, timeout=10) -> bool:

@@ -59,9 +59,7 @@ run = launch(hello, nproc=2)
 
 # %% tags=["nbval-ignore-output"]
 pids = launch(hello, nproc=4).values
-assert (
-    len({*pids, os.getpid()}) == 5
-)  # four ranks and the notebook: five different processes
+assert len({*pids, os.getpid()}) == 5  # four ranks and the notebook, all different
 
 # %% [markdown]
 # ## 3. Ranks share nothing
@@ -114,7 +112,7 @@ assert sums == [6.0, 6.0, 6.0, 6.0]
 #
 # > **Predict.** Rank 1 divides by zero before the collective. What does rank 0 do, and what will the message name?
 
-# %%
+# %% tags=["nbval-ignore-output"]
 from ddp_course import RankError
 
 
@@ -125,13 +123,16 @@ def fail_on_one():
     dist.all_reduce(number)
 
 
+error = None
 try:
     launch(fail_on_one, nproc=2)
-except RankError as error:
+except RankError as caught:
+    error = caught
     print(error)
-    assert error.rank == 1
-    assert "ZeroDivisionError" in error.traceback and "1 // 0" in error.traceback
-    assert "all_reduce" in error.others[0]
+
+assert error.rank == 1
+assert "ZeroDivisionError" in error.traceback and "1 // 0" in error.traceback
+assert "all_reduce" in error.others[0]
 
 # %% [markdown]
 # Rank 0 was innocent: it waited in `all_reduce` for a partner that never came. The message names the rank that failed
@@ -142,7 +143,7 @@ except RankError as error:
 #
 # > **Predict.** Only rank 0 calls the collective. What happens to it? How would you notice?
 
-# %%
+# %% tags=["nbval-ignore-output"]
 from ddp_course import HangError
 
 
@@ -151,12 +152,15 @@ def forgotten():
         dist.all_reduce(torch.ones(1))
 
 
+error = None
 try:
     launch(forgotten, nproc=2)
-except HangError as error:
+except HangError as caught:
+    error = caught
     print(error)
-    assert "rank 0 waits in all_reduce" in str(error)
-    assert "rank 1 had returned" in str(error)
+
+assert "rank 0 waits in all_reduce" in str(error)
+assert "rank 1 had returned" in str(error)
 
 # %% [markdown]
 # No error, no output: left alone, rank 0 would wait for half an hour, PyTorch's own time-out. This is a **hang**, the
@@ -168,9 +172,8 @@ from datetime import timedelta
 
 from torch.distributed.constants import default_pg_timeout
 
-assert default_pg_timeout == timedelta(
-    minutes=30
-)  # how long a forgotten collective waits
+half_an_hour = timedelta(minutes=30)
+assert default_pg_timeout == half_an_hour  # how long a forgotten collective would wait
 
 # %% [markdown]
 # ## 7. Why not simply `multiprocessing`?
@@ -195,10 +198,8 @@ except mp.ProcessExitedException as error:
     print(f"spawn: {error}")
 
 assert not spawned
-assert launch(lambda: count(dist.get_rank())).values == [
-    1,
-    2,
-]  # launch sends the function itself
+counts = launch(lambda: count(dist.get_rank())).values  # launch sends the function itself
+assert counts == [1, 2]
 print("launch: fine")
 
 # %% [markdown]
@@ -315,11 +316,13 @@ with live.view() as view:
 # The same, as statements about what was recorded:
 
 # %%
+import itertools
+
 result = run.values[0]
 records = [record for record in run.records if record["rank"] == 0]
 skipped = [record["step"] for record in records if record["skipped"]]
 changes = []
-for before, after in zip(records, records[1:]):
+for before, after in itertools.pairwise(records):
     changes.append(after["loss_scale"] / before["loss_scale"])
     assert changes[-1] == 0.5 if before["skipped"] else changes[-1] in (1, 2)
 
@@ -340,9 +343,8 @@ plots.prediction(
 # %%
 ours, theirs = run.values[0]["weights"], run.values[1]["weights"]
 assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-print(
-    f"{sum(weight.numel() for weight in ours.values()):,} weights, equal on both ranks, bit for bit"
-)
+count = sum(weight.numel() for weight in ours.values())
+print(f"{count:,} weights, equal on both ranks, bit for bit")
 
 # %% [markdown]
 # ## 9. The loop behind it
