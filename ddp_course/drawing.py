@@ -107,7 +107,7 @@ def canvas(panels: int, height: float) -> tuple[Picture, list]:
     """Return a picture `height` inches high and its panels, one below the other on the same x."""
     figure = Picture(figsize=(rcParams["figure.figsize"][0], height))
     FigureCanvasAgg(figure)  # measures text
-    ratios = {"height_ratios": [3] + [2] * (panels - 1), "hspace": 0.16}
+    ratios = {"height_ratios": [5] + [4] * (panels - 1), "hspace": 0.16}
     axes = figure.subplots(panels, 1, sharex=True, squeeze=False, gridspec_kw=ratios)
     for panel in axes[:, 0]:
         panel.xaxis.set_major_formatter(PLAIN)
@@ -167,10 +167,13 @@ def finish(figure, title: str | None, told: list[str], kind: str = "line chart")
     `told`: sentences with what is to be seen and its numbers; the first is the default title.
     """
     height, last = figure.bbox.height, figure.axes[-1]
-    text = wrap(title or told[0], 74)
-    figure.suptitle(text, x=0.015, y=1 - 8 / height, ha="left", va="top")
-    top = 24 + 22 * (text.count("\n") + 1)
-    figure.subplots_adjust(top=1 - top / height, bottom=58 / height)
+    heading = figure.suptitle("", x=0.015, y=1 - 8 / height, ha="left", va="top")
+    for width in range(84, 40, -4):
+        heading.set_text(wrap(title or told[0], width))
+        box = heading.get_window_extent()
+        if box.x1 < figure.bbox.width - 10:
+            break
+    figure.subplots_adjust(top=1 - (30 + box.height) / height, bottom=58 / height)
     blocks = {drawn.get_gid() for axes in figure.axes for drawn in axes.lines} - {None}
     if blocks:
         many = " or ".join(sorted(blocks, key=int))

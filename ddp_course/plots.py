@@ -38,8 +38,8 @@ from .prediction import prediction  # noqa: F401
 from .records import along, count, finite, ranks_of, records_of, series, trend
 
 LABELS = {  # of axes, with units
-    "loss": "loss (mean per sample)",
-    "local_loss": "loss (mean per sample)",
+    "loss": "loss (per sample)",
+    "local_loss": "loss (per sample)",
     "loss_scale": "loss scale (factor)",
     "samples_per_s": "samples/s, all ranks",
     "grad_norm": "gradient norm (L2)",
@@ -72,7 +72,7 @@ def loss_scale(
         figure, (axes,) = canvas(1, 4.2)
         told = ["The loss scale stayed at 1: fp32 and bf16 need no loss scaling"]
         return finish(figure, title, told + _draw_loss(axes, records, ranks=False))
-    figure, (upper, lower) = canvas(2, 5.6)
+    figure, (upper, lower) = canvas(2, 5.8)
     told = _draw_loss_scale(upper, records, growth_interval)
     return finish(figure, title, told + _draw_loss(lower, records, ranks=False))
 
@@ -92,7 +92,7 @@ def summary(run_or_records, title: str | None = None) -> Picture:
     """Draw a run's loss, loss scale (if there was one) and throughput over the same steps."""
     records = records_of(run_or_records)
     unscaled = _unscaled(records)
-    figure, panels = canvas(2, 5.6) if unscaled else canvas(3, 7.4)
+    figure, panels = canvas(2, 5.8) if unscaled else canvas(3, 7.4)
     told = _draw_loss(panels[0], records)
     if unscaled:
         told[0] += ", without loss scaling"

@@ -107,7 +107,7 @@ def test_every_figure_says_its_kind_its_axes_and_its_title(figure):
 def test_every_axis_has_a_label_with_its_unit(figure):
     assert figure.axes[-1].get_xlabel() in ("optimizer step", "ms")
     labels = [axes.get_ylabel() for axes in figure.axes]
-    units = ("(mean per sample)", "(factor)", "samples/s", "")
+    units = ("(per sample)", "(factor)", "samples/s", "")
     assert all(any(unit in label for unit in units) for label in labels)
     if "Dot chart" not in figure.alternative_text:
         assert all(labels)
@@ -502,6 +502,13 @@ def test_compare_of_throughput_gives_medians_from_zero():
     figure = plots.compare({"slow": slow, "fast": fast}, quantity="samples_per_s")
     assert title(figure) == "Samples/s, median: 100 (slow), 200 (fast)"
     assert figure.axes[0].get_ylim()[0] == 0
+
+
+def test_compare_of_loss_scales_is_in_steps_of_powers_of_two():
+    (axes,) = plots.compare({"a": records(), "b": records(1)}, quantity="loss_scale").axes
+    drawn = [line for line in axes.lines if line.get_label() in ("a", "b")]
+    assert [line.get_drawstyle() for line in drawn] == ["steps-post"] * 2
+    assert axes.get_yscale() == "log" and "loss scale" in axes.get_ylabel()
 
 
 def test_a_precision_has_the_same_line_in_any_company():
