@@ -166,14 +166,7 @@ def finish(figure, title: str | None, told: list[str], kind: str = "line chart")
 
     `told`: sentences with what is to be seen and its numbers; the first is the default title.
     """
-    height, last = figure.bbox.height, figure.axes[-1]
-    heading = figure.suptitle("", x=0.015, y=1 - 8 / height, ha="left", va="top")
-    for width in range(84, 40, -4):
-        heading.set_text(wrap(title or told[0], width))
-        box = heading.get_window_extent()
-        if box.x1 < figure.bbox.width - 10:
-            break
-    figure.subplots_adjust(top=1 - (30 + box.height) / height, bottom=58 / height)
+    last, panels = figure.axes[-1], len(figure.axes)
     blocks = {drawn.get_gid() for axes in figure.axes for drawn in axes.lines} - {None}
     if blocks:
         many = " or ".join(sorted(blocks, key=int))
@@ -181,14 +174,25 @@ def finish(figure, title: str | None, told: list[str], kind: str = "line chart")
     for axes in figure.axes:
         axes.label_outer()
     figure.align_ylabels()
+    _write_title(figure, title or told[0])
     _label_lines(figure)
-    panels = len(figure.axes)
     kinds = f"{panels} {kind}s, one below the other" if panels > 1 else kind
     up = "; ".join(axes.get_ylabel() for axes in figure.axes if axes.get_ylabel())
     said = [kinds.capitalize(), f"Across: {last.get_xlabel()}", *[f"Up: {up}"] * bool(up)]
     said += [title] * bool(title) + told
     figure.alternative_text = " ".join(f"{sentence.rstrip('.')}." for sentence in said)
     return figure
+
+
+def _write_title(figure, title) -> None:
+    height = figure.bbox.height
+    heading = figure.suptitle("", x=0.015, y=1 - 8 / height, ha="left", va="top")
+    for width in range(84, 40, -4):
+        heading.set_text(wrap(title, width))
+        box = heading.get_window_extent()
+        if box.x1 < figure.bbox.width - 10:
+            break
+    figure.subplots_adjust(top=1 - (30 + box.height) / height, bottom=58 / height)
 
 
 def wrap(text: str, width: int) -> str:

@@ -30,7 +30,7 @@ class View:
         self.records = []
         self._next = 0.0
         self._id = None
-        if "ipykernel" in sys.modules:
+        if _in_notebook():
             from IPython.display import display
 
             self._id = display(_html("the ranks are starting …"), display_id=True).display_id
@@ -40,10 +40,12 @@ class View:
 
     def __exit__(self, *_):
         if self._id and self.records:
-            drawing.show(plots.summary(self.records), display_id=self._id, update=True)
+            full = {"loss_scale", "skipped", "samples_per_s"} <= self.records[0].keys()
+            picture = (plots.summary if full else plots.loss)(self.records)
+            drawing.show(picture, display_id=self._id, update=True)
 
     def __call__(self, record: dict) -> None:
-        """Take one record (see `train.train`) and draw, if it is time to."""
+        """Take one record, with at least step and loss, and draw, if it is time to."""
         self.records.append(record)
         began = time.monotonic()
         if began < self._next or record["rank"] != 0:
@@ -67,6 +69,11 @@ def view() -> View:
     return View()
 
 
+def _in_notebook() -> bool:
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return hasattr(shell, "kernel")
+
+
 def _html(content: str):
     from IPython.display import HTML
 
@@ -81,7 +88,12 @@ def panels(records: list[dict]) -> str:
     for record in records:
         by_rank.setdefault(record["rank"], []).append(record)
     first = by_rank[min(by_rank)]
-    return _progress(first) + _loss(by_rank, first) + _loss_scale(first) + _throughput(first)
+    content = _progress(first) + _loss(by_rank, first)
+    if "loss_scale" in first[0]:
+        content += _loss_scale(first)
+    if "samples_per_s" in first[0]:
+        content += _throughput(first)
+    return content
 
 
 def _progress(first: list[dict]) -> str:
@@ -112,7 +124,7 @@ def _loss_scale(first: list[dict]) -> str:
         math.log2(record["loss_scale"]) if record["loss_scale"] > 0 else -math.inf
         for record in first
     ]
-    skipped = [index for index, record in enumerate(first) if record["skipped"]]
+    skipped = [index for index, record in enumerate(first) if record.get("skipped")]
     title = f"loss scale 2^{powers[-1]:.0f}" + (f", {len(skipped)} skipped ✕" if skipped else "")
     return _panel(title, [(powers, "black", 1.5)], skipped)
 
