@@ -51,9 +51,27 @@ class Supervisor:
         self._check_order = check_order
         self._timeout, self._on_record_do = timeout, on_record
         self._frames = [wire.Frames() for _ in range(nproc)]
-        self._started = self._last_sign = time.monotonic()
+        self._ranks = self._store = None
+        self._selector = selectors.DefaultSelector()
+        self._started, self._last_sign = time.monotonic(), 0.0
 
     def __enter__(self):
+        try:
+            self._start()
+        except BaseException:  # an interrupt, too
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        try:
+            if self._ranks is not None:
+                self._ranks.kill()
+        finally:
+            self._selector.close()
+            self._store = None  # the traceback of an error would keep its socket open
+
+    def _start(self):
         from torch.distributed import TCPStore
 
         # One for each run: keys of an earlier run would greet the ranks of a later one.
@@ -61,18 +79,11 @@ class Supervisor:
             "127.0.0.1", 0, None, True, wait_for_workers=False, use_libuv=sys.platform != "win32"
         )
         self._ranks = processes.start(self.state.nproc)
-        self._selector = selectors.DefaultSelector()
         if self._ranks.events is not None:
             self._selector.register(self._ranks.events, selectors.EVENT_READ, None)
         for number, (_, messages, output) in enumerate(self._ranks.pipes):
             self._selector.register(messages, selectors.EVENT_READ, (self._on_message, number))
             self._selector.register(output, selectors.EVENT_READ, (self._on_output, number))
-        return self
-
-    def __exit__(self, *_):
-        self._ranks.kill()
-        self._selector.close()
-        self._store = None  # the traceback of an error would keep its socket open
 
     def send_work(self, work: bytes, backend: str) -> None:
         """Send every rank its place and the call."""

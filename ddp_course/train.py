@@ -150,7 +150,7 @@ def run(settings: Settings, tell: Callable = report) -> dict:
     torch.manual_seed(settings.seed + this_rank().rank)  # dropout differs between ranks
 
     parts = {"model": model, "optimizer": optimizer, "amp": amp, "scheduler": scheduler}
-    done = _resume(settings, parts)
+    done = _resume(settings, parts, loader)
     schedule = {"epochs": settings.epochs, "accumulation_steps": settings.accumulation_steps}
     for record in train(model, loader, optimizer, amp, scheduler, **schedule, done=done):
         tell(**record, steps=steps)
@@ -162,14 +162,27 @@ def run(settings: Settings, tell: Callable = report) -> dict:
     return {"test_loss": test_loss, "accuracy": accuracy, "steps": steps, "weights": weights}
 
 
-def _resume(settings: Settings, parts: dict) -> tuple[int, int, int]:
+def _resume(settings: Settings, parts: dict, loader) -> tuple[int, int, int]:
     """Load the checkpoint if one is asked for and there; return (epoch, step, batches) that are
     done.
     """
     if not settings.resume or not Path(settings.checkpoint).exists():
         return 0, 0, 0
+    _settle_buckets(parts["model"], loader, parts["amp"])
     state = checkpoint.load(settings.checkpoint, **parts)
     return state["epoch"], state["step"], state["batches_done"]
+
+
+def _settle_buckets(model, loader, amp) -> None:
+    """Let DDP lay out its buckets as after a first step: the layout decides the order of sums.
+
+    Without it a resumed run of three ranks differs in the last bit from one that never stopped.
+    """
+    x, y = (part.to(this_rank().device) for part in next(iter(loader)))
+    with amp.autocast():
+        loss = summed_loss(model(x), y)
+    loss.backward()
+    model.zero_grad()
 
 
 def describe(record: dict) -> str:

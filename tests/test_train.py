@@ -98,10 +98,10 @@ def test_ranks_and_accumulation_do_not_change_what_is_learned(nproc, micro_batch
     assert (weights - expected).abs().max() < 1e-10
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_resumed_run_equals_one_that_never_stopped(tmp_path, precision):
+@pytest.mark.parametrize(("precision", "nproc"), [("fp32", 2), ("fp16", 2), ("fp32", 3)])
+def test_a_resumed_run_equals_one_that_never_stopped(tmp_path, precision, nproc):
     settings = Settings(epochs=2, precision=precision, init_scale=2.0**20, growth_interval=5)
-    whole = launch(run, dataclasses.replace(settings, epochs=2), timeout=60)
+    whole = launch(run, settings, nproc=nproc, timeout=60)
     file = str(tmp_path / "run.pt")
 
     def half():
@@ -118,8 +118,9 @@ def test_a_resumed_run_equals_one_that_never_stopped(tmp_path, precision):
         except StopIteration:
             return steps[:-1]
 
-    first = launch(half, timeout=60).values[0]
-    resumed = launch(run, dataclasses.replace(settings, checkpoint=file, resume=True), timeout=60)
+    first = launch(half, nproc=nproc, timeout=60).values[0]
+    again = dataclasses.replace(settings, checkpoint=file, resume=True)
+    resumed = launch(run, again, nproc=nproc, timeout=60)
     assert equal(resumed.values[0]["weights"], whole.values[0]["weights"])
     told = first + [record for record in resumed.records if record["rank"] == 0]
     expected = [record for record in whole.records if record["rank"] == 0]

@@ -229,12 +229,12 @@ assert shares[1][0] > 0.85
 from ddp_course.process_group import cores
 
 
-def twenty_steps(threads):
+def ten_steps(threads):
     torch.set_num_threads(threads)
     model = DistributedDataParallel(models.MLP(width=1024))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     x, y = torch.randn(256, 64), torch.randint(10, (256,))
-    for step in range(25):
+    for step in range(15):
         if step == 5:  # the first steps are slow: they do not count
             dist.barrier()
             clock, processor = time.perf_counter(), time.process_time()
@@ -248,7 +248,7 @@ shared, greedy = max(1, cores() // 2), max(2, cores())
 times = {shared: [], greedy: []}
 for _ in range(3):  # taking turns, so that whatever else this machine does hits both
     for threads in times:
-        times[threads].append(launch(twenty_steps, threads).values[0])
+        times[threads].append(launch(ten_steps, threads).values[0])
 
 longer, more_work = (
     min(time[which] for time in times[greedy])
