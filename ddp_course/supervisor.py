@@ -113,7 +113,8 @@ class Supervisor:
             if self._late():
                 self._ask()
                 raise verdict.hang_error(state, self._headline())
-            if self._clock() - self._last_sign > WATCH and self._stuck():
+            quiet = self._clock() - self._last_sign > WATCH
+            if quiet and len(state.ready) == state.nproc and self._stuck():
                 raise verdict.hang_error(
                     state, "the ranks wait for one another and can never go on:"
                 )
@@ -241,7 +242,7 @@ class Supervisor:
         """Get the stacks of ranks whose threads cannot run: a signal needs no interpreter lock."""
         if rank.STACK_SIGNAL is None:
             return
-        for number in silent & set(self._ranks.pids):
+        for number in silent & self.state.ready & set(self._ranks.pids):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._ranks.pids[number], rank.STACK_SIGNAL)
         told = self.state.outputs
