@@ -6,7 +6,7 @@ from pathlib import Path
 
 from .settings import Parser, add_arguments, settings_from
 
-FIRST_LESSON = "00_start_here.ipynb"
+FIRST_LESSON = "notebooks/00_start_here.ipynb"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -59,12 +59,16 @@ def _doctor(_) -> int:
 
 def _lab(arguments) -> int:
     """Become JupyterLab, so that signals and the exit code are its own; returns if it cannot."""
-    lesson = Path(__file__).parents[1] / "notebooks" / FIRST_LESSON
-    if not lesson.exists():
-        return _fail("lab", f"{lesson} is not there: run this from a clone of the course.")
-    return os.execv(
-        sys.executable, [sys.executable, "-m", "jupyterlab", str(lesson), *arguments.rest]
-    )
+    course = Path(__file__).parents[1]
+    if not (course / FIRST_LESSON).exists():
+        return _fail("lab", f"{course / FIRST_LESSON} is not there: run this from a clone.")
+    # As in an activated environment: a cell that says !torchrun must find this one's.
+    programs = str(Path(sys.executable).parent)
+    os.environ["PATH"] = programs + os.pathsep + os.environ.get("PATH", "")
+    os.environ["VIRTUAL_ENV"] = sys.prefix
+    options = [f"--ServerApp.root_dir={course}", f"--LabApp.default_url=/lab/tree/{FIRST_LESSON}"]
+    command = [sys.executable, "-m", "jupyterlab", *options, *arguments.rest]
+    return os.execv(sys.executable, command)
 
 
 def _train(arguments) -> int:

@@ -2,8 +2,8 @@
 
     python tests/benchmark_launch.py [ROUNDS]
 
-From the call to the sum of an all_reduce on two ranks. The first launch of a fresh kernel, in the cell
-that imports everything, is compared with one `import torch` of a fresh process.
+From the call to the sum of an all_reduce on two ranks. The first launch of a fresh kernel, in the
+cell that imports everything, is compared with one `import torch` of a fresh process.
 """
 
 import socket
@@ -26,7 +26,9 @@ began = time.perf_counter()
 ddp_course.launch(ddp_course.this_rank)
 print(time.perf_counter() - began)
 """
-IMPORT = "import time; began = time.perf_counter(); import torch; print(time.perf_counter() - began)"
+IMPORT = (
+    "import time; began = time.perf_counter(); import torch; print(time.perf_counter() - began)"
+)
 
 
 def reduce_on_launched_rank():
