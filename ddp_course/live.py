@@ -89,7 +89,7 @@ def panels(records: list[dict]) -> str:
         by_rank.setdefault(record["rank"], []).append(record)
     first = by_rank[min(by_rank)]
     content = _progress(first) + _loss(by_rank, first)
-    if "loss_scale" in first[0]:
+    if any(record.get("loss_scale", 1) != 1 for record in first):  # fp32 and bf16 have none
         content += _loss_scale(first)
     if "samples_per_s" in first[0]:
         content += _throughput(first)

@@ -57,7 +57,7 @@ def train(
             if not taken.skipped:
                 scheduler.step()
             batches_done += len(window)
-            loss = mean_over_ranks(local)  # waits for the device: what is timed is done
+            loss = mean_over_ranks(local)  # waits for the device, so time is true
             seconds = time.perf_counter() - clock
             yield {
                 "step": step,

@@ -2,10 +2,10 @@
 
 `test_faults` proves it through a live kernel, `fault_table` measures it beside other launchers.
 
-In a worker, `bad` is the rank that does it. The comment `# fault` marks the line where it goes wrong,
-`# others` the line where the other ranks then are. What must be seen is text in which {bad}, {other}
-(each other rank in turn), {fault} and {others} (those lines, as "Cell In[3], line 5") are filled in;
-of a tuple of texts one is enough.
+In a worker, `bad` is the rank that does it. The comment `# fault` marks the line where it goes
+wrong, `# others` the line where the other ranks then are. What must be seen is text in which {bad},
+{other} (each other rank in turn), {fault} and {others} (those lines, as "Cell In[3], line 5") are
+filled in; of a tuple of texts one is enough.
 """
 
 from dataclasses import dataclass
@@ -32,8 +32,11 @@ class Fault:
         return next((i for i, line in enumerate(lines, 1) if line.endswith(f"# {mark}")), None)
 
     def expected(self, bad: int, nproc: int, place):
-        """Return the texts (or tuples of them) to be seen; `place(line)` names a line of the source."""
-        fields = {"bad": bad, **{m: place(self.line(m)) for m in ("fault", "others") if self.line(m)}}
+        """Return the texts (or tuples of them) to be seen; `place(line)` names a line."""
+        fields = {
+            "bad": bad,
+            **{m: place(self.line(m)) for m in ("fault", "others") if self.line(m)},
+        }
         texts = [_fill(text, **fields) for text in self.seen]
         ranks = [rank for rank in range(nproc) if rank != bad and self.others]
         return texts + [_fill(self.others, other=rank, **fields) for rank in ranks]
@@ -385,7 +388,11 @@ STUCK = [
             IS_AT,
             "in C or C++ code that lets no other thread run",
         ),
-        ("stopped", "        os.kill(os.getpid(), signal.SIGSTOP)  # fault", "rank {bad} gave no answer"),
+        (
+            "stopped",
+            "        os.kill(os.getpid(), signal.SIGSTOP)  # fault",
+            "rank {bad} gave no answer",
+        ),
         (
             "waits for a child in a session of its own",
             '        subprocess.run(["sleep", "1000"], start_new_session=True)  # fault',
