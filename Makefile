@@ -1,5 +1,6 @@
 # make lab        JupyterLab on the first lesson        make lab PORT=8899 ARGS=--no-browser
 # make test       style, sync, tests and every lesson
+# make test-browser    lessons and the stop button in a real JupyterLab (SCREENSHOTS=folder keeps pictures)
 # make check      the quick part of it: style and sync
 # make notebooks  build every notebook from its text source
 # make notebook N=06   build the notebooks whose name starts with 06
@@ -10,7 +11,7 @@ PYTHON ?= python3
 # In .venv, as if it were activated: cells that say !torchrun must find it.
 RUN = PATH="$(CURDIR)/.venv/bin:$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv" .venv/bin/python
 
-.PHONY: help lab test check notebooks notebook clean setup
+.PHONY: help lab test test-browser check notebooks notebook clean setup
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
 
@@ -20,11 +21,16 @@ setup:
 	@"$(PYTHON)" tools/setup_env.py
 
 lab: setup
-	@exec env $(RUN) -m jupyterlab --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb \
-	  $(if $(PORT),--port=$(PORT)) $(ARGS)
+	@exec env $(RUN) -m ddp_course lab $(if $(PORT),--port=$(PORT)) $(ARGS)
 
 test: setup
 	@$(RUN) tools/run_tests.py $(ARGS)
+
+test-browser: setup
+	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; } \
+	  >.venv-setup.log 2>&1 || { echo "Needs Chromium: sudo apt install chromium" >&2; exit 1; }
+	@$(RUN) -m pip install -q -c constraints.txt -e ".[test,browser]"
+	@$(RUN) -m pytest tests/browser $(ARGS)
 
 check: setup
 	@$(RUN) tools/run_tests.py style sync

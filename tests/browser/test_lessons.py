@@ -6,7 +6,8 @@ import pytest
 
 IDLE = """() => document.querySelector('.jp-Notebook') &&
     ![...document.querySelectorAll('.jp-InputPrompt')].some(e => e.textContent.includes('*'))"""
-BUSY = """() => [...document.querySelectorAll('.jp-InputPrompt')].some(e => e.textContent.includes('*'))"""
+BUSY = """() =>
+    [...document.querySelectorAll('.jp-InputPrompt')].some(e => e.textContent.includes('*'))"""
 BLOCKED = """
 import torch, torch.distributed as dist
 from ddp_course import launch
@@ -81,7 +82,7 @@ def test_the_stop_button_ends_the_ranks_and_the_kernel_goes_on(lab, page, screen
 
 
 def in_run(process) -> bool:
-    """Whether this is a guardian or a rank: a copy of the fork server, which is a child of the kernel."""
+    """Whether this is a guardian or a rank: a copy of the fork server, the kernel's child."""
     try:
         command = process.cmdline()
         return "fork_server" in " ".join(command) and process.parent().cmdline() == command
