@@ -1,7 +1,8 @@
-"""A live Jupyter kernel for tests, and a look at the processes it has."""
+"""Live Jupyter kernels and scripts for tests, and a look at the processes they have."""
 
 import contextlib
 import os
+import subprocess
 import sys
 import uuid
 
@@ -18,9 +19,10 @@ class Kernel:
         self.mark = uuid.uuid4().hex
         options["env"] = {**os.environ, **dict(env), MARK: self.mark}
         self.manager = KernelManager(kernel_name="python3")
-        # this interpreter, whatever an installed kernel spec says
+        # this interpreter, whatever an installed kernel spec says; a history of its own
         self.manager.kernel_spec.argv[:] = [
-            sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"
+            sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}",
+            "--HistoryManager.hist_file=:memory:",
         ]  # fmt: skip
         self.manager.start_kernel(**options)
         self.client = self.manager.client()
@@ -110,3 +112,35 @@ def gone(processes, timeout=10) -> bool:
     """Return whether all these processes end within `timeout` seconds."""
     _, alive = psutil.wait_procs(processes, timeout=timeout)
     return not alive
+
+
+def run_script(path, source, before=(), *arguments, **env) -> tuple[int, str, str]:
+    """Run a script, behind the command `before`; return its exit code, output and error output."""
+    path.write_text(source)
+    ended = subprocess.run(
+        [*before, sys.executable, str(path), *arguments],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+def inside(setup: str, network=True) -> list[str]:
+    """Return a command prefix: what follows sees mounts, host name (and network) of its own.
+
+    `setup` is what a shell, which is root there, does first.
+    """
+    root = [] if hasattr(os, "geteuid") and os.geteuid() == 0 else ["--map-root-user"]
+    spaces = ["--mount", "--uts", *([] if network else ["--net"])]
+    return ["unshare", *root, *spaces, "sh", "-c", f'{setup}\nexec "$@"', "sh"]
+
+
+def why_not(command: list[str]) -> str:
+    """Return why this command cannot be run here, "" if it can."""
+    try:
+        ended = subprocess.run([*command], capture_output=True, text=True, timeout=30)
+    except OSError as error:
+        return str(error)
+    return ended.stderr.strip() if ended.returncode else ""
