@@ -12,14 +12,19 @@
 # Training on several GPUs means one thing before all others: *several processes, each with its own copy of the
 # model, that agree on what to do next*. Most tutorials tell you so. Here you watch it, on the machine in front of you.
 #
-# Run each cell with <kbd>Shift</kbd>+<kbd>Enter</kbd>. Before some of them you are asked to **predict**. Do it: a wrong guess
-# that you notice teaches more than a right sentence that you read.
+# Run each cell with <kbd>Shift</kbd>+<kbd>Enter</kbd>. Before some of them you are asked to **predict**. Do it before you look at
+# the output below: a wrong guess that you notice teaches more than a right sentence that you read. The outputs you find here
+# are from the machine this course was built on; yours replace them. (*Edit ▸ Clear Outputs of All Cells* hides them first. After a
+# kernel restart, *Run ▸ Run All Above Selected Cell* brings you back.)
+#
+# An `assert` line in a cell states what must come out; it is silent when it is right.
 
 # %% [markdown]
 # ## 1. What can this machine do?
 #
-# The doctor looks at your cores, memory, GPUs and settings. A line that begins with `!` says how to fix something.
-# Nothing in this lesson depends on a GPU.
+# The doctor looks at your cores, memory, GPUs and settings; it measures for a few seconds. `ok` down to the last line is all
+# you need, the words in it are explained in later lessons. A line that begins with `!` says how to fix something. Nothing in
+# this lesson depends on a GPU.
 
 # %% tags=["nbval-ignore-output"]
 from ddp_course import doctor
@@ -53,12 +58,13 @@ def hello():
 run = launch(hello, nproc=2)
 
 # %% [markdown]
-# The order changes from run to run: nobody tells the ranks who speaks first. What `launch` returns is in order of
-# rank, whoever was faster. The numbers prove that each rank is a process of its own, and none of them is the
-# notebook's.
+# The order can change from run to run: nobody tells the ranks who speaks first. What the function returned is in
+# `run.values`, in order of rank, whoever was faster. Now four ranks, and proof that each is a process of its own, and none of
+# them the notebook's:
 
 # %% tags=["nbval-ignore-output"]
 pids = launch(hello, nproc=4).values
+print("the notebook is process", os.getpid(), "and the ranks are", pids)
 assert len({*pids, os.getpid()}) == 5  # four ranks and the notebook, all different
 
 # %% [markdown]
@@ -137,7 +143,8 @@ assert "all_reduce" in error.others[0]
 # %% [markdown]
 # Rank 0 was innocent: it waited in `all_reduce` for a partner that never came. The message names the rank that failed
 # *first*, its line in your cell, and in one line what each other rank was doing. Nothing keeps running: when a cell
-# ends, however it ends, all its ranks are gone. The stop button (■) works as well: try it on the next cell if you like.
+# ends, however it ends, all its ranks are gone. (They come from one small helper process, which lives as long as the notebook's
+# kernel.)
 #
 # ## 6. Break it: a rank that never comes
 #
@@ -163,9 +170,9 @@ assert "rank 0 waits in all_reduce" in str(error)
 assert "rank 1 had returned" in str(error)
 
 # %% [markdown]
-# No error, no output: left alone, rank 0 would wait for half an hour, PyTorch's own time-out. This is a **hang**, the
-# commonest fault in distributed code. `launch` noticed that the rank it waits for has returned. Where it cannot know, it
-# ends the run after `timeout` seconds (300, if you do not say), and says where every rank was.
+# No error, no output: as long as its partner is alive and does not call, rank 0 waits, by PyTorch's own time-out for half an
+# hour. This is a **hang**, the commonest fault in distributed code. `launch` noticed that the rank it waits for has returned.
+# Where it cannot know, it ends the run after `timeout` seconds (300, if you do not say), and says where every rank was.
 
 # %%
 from datetime import timedelta
@@ -174,6 +181,7 @@ from torch.distributed.constants import default_pg_timeout
 
 half_an_hour = timedelta(minutes=30)
 assert default_pg_timeout == half_an_hour  # how long a forgotten collective would wait
+print("PyTorch waits for", default_pg_timeout)
 
 # %% [markdown]
 # ## 7. Why not simply `multiprocessing`?
@@ -207,7 +215,7 @@ print("launch: fine")
 # copied. If PyTorch has used its pool of threads before, as any tensor operation of some size does, the copy has a pool
 # without threads, and waits for them for ever.
 #
-# > **Predict.** Below, the notebook multiplies two matrices, then a forked process does the same. Does it finish?
+# > **Predict.** Below, the notebook squares a matrix and adds it up, then a forked process does the same. Does it finish?
 
 # %% tags=["nbval-ignore-output"]
 import multiprocessing
@@ -237,11 +245,11 @@ print("the ranks of launch finished")
 assert total[0] == total[1]
 
 # %% [markdown]
-# `launch` has neither fault: it sends your function along, and its ranks come from a small process that has imported
-# PyTorch and done nothing else. That also makes it quick.
+# `launch` has neither fault: it sends your function along, and its ranks come from a process that has imported PyTorch
+# and done nothing else.
 #
-# A third trap waits in `DataLoader(num_workers=…)`: its workers are processes too. Where they are spawned (Windows, macOS)
-# a data set *class that you wrote in a cell* cannot be found, for the same reason as above.
+# A third trap waits in `DataLoader(num_workers=…)`: its workers are processes too. Where they are spawned, as on Windows and
+# macOS, a data set *class that you wrote in a cell* cannot be found, for the same reason as above.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -272,7 +280,7 @@ assert [int(batch) for batch in torch.utils.data.DataLoader(Squares())] == [0, 1
 print("without workers: fine")
 
 # %% [markdown]
-# With `num_workers=0`, the default here, the rank loads its data itself. Put the class into a `.py` file beside the notebook
+# With `num_workers=0`, PyTorch's default, a rank loads its data itself. Put the class into a `.py` file beside the notebook
 # when you want workers.
 
 # %% [markdown]
@@ -284,9 +292,13 @@ print("without workers: fine")
 # * **DDP**: each rank takes half of the data, and they average their gradients;
 # * **gradient accumulation**: four small batches make one step;
 # * **mixed precision**: the matrix products run in 16-bit floating point, with a *loss scale* that keeps small gradients
-#   from vanishing. It starts too high on purpose. Watch what happens to it.
+#   from vanishing. It starts too high on purpose. Watch what happens to it. (On a GPU this makes training faster. On a CPU it
+#   need not: the doctor's `fp16` line above is what it measured on yours.)
 #
 # > **Predict.** What share of digits it has never seen will the network get right? Write your guess into the cell.
+#
+# Afterwards, run it once more with `epochs=200` and press the stop button (■) in the toolbar: the ranks are gone at once, and the
+# notebook goes on.
 
 # %% tags=["nbval-ignore-output"]
 from ddp_course import live, plots, train
@@ -311,9 +323,10 @@ with live.view() as view:
 #   mean, the one loss that counts.
 # * **Loss scale.** At the red ✕ marks the gradients overflowed 16-bit floating point: the step was *skipped* on both ranks and
 #   the scale halved. After 60 good steps in a row it doubles, and may overflow again: that is how it stays as high as it can.
-# * **Throughput.** Samples per second over both ranks. The first steps are slow, and are left out of the median.
+# * **Throughput.** Samples per second over both ranks. The grey steps at the start are not counted in the median: there,
+#   ranks are still warming up.
 #
-# The same, as statements about what was recorded:
+# The same, as statements about what was recorded. (They hold for the settings above. Change those as you like, and skip these.)
 
 # %%
 import itertools
@@ -330,6 +343,7 @@ assert records[-1]["loss"] < records[0]["loss"] / 10  # the loss fell
 assert records[0]["skipped"]  # the scale began too high
 assert 2 in changes  # and grew again later
 assert result["accuracy"] >= 0.95  # on digits it had never seen
+print("all of it is so")
 
 # %% tags=["nbval-ignore-output"]
 plots.prediction(
@@ -349,8 +363,8 @@ print(f"{count:,} weights, equal on both ranks, bit for bit")
 # %% [markdown]
 # ## 9. The loop behind it
 #
-# This is the loop that just ran, the package's own source. It fits on one screen, and by lesson 09 you will have
-# written and broken each of its lines.
+# This is the loop that just ran, the package's own source. Do not try to understand it all: look for the three ideas, the
+# *window* of small batches, the *backward* that averages, the *step* that may be skipped. The lessons take it apart.
 
 # %%
 from ddp_course import show
@@ -374,12 +388,13 @@ show.source(train.train)
 # 15, as all the others do: 0 + 1 + 2 + 3 + 4 + 5.</details>
 #
 # <details><summary>One rank raises before an <code>all_reduce</code>. What would the others do if nobody stopped them?</summary>
-# Wait for it in the collective, without a message, until its time-out. That is why <code>launch</code> watches all ranks.</details>
+# If its process stays alive, wait in the collective until the time-out, half an hour by default; if it ends, fail with "Connection
+# closed by peer", which names the wrong culprit. That is why <code>launch</code> watches all ranks.</details>
 #
 # ## Where next
 #
-# **[06 · The DDP training loop](06_ddp_training_loop.ipynb)** takes the loop of section 9 apart. The README's course map lists all
-# lessons and says which of them are there yet.
+# **[06 · The DDP training loop](06_ddp_training_loop.ipynb)** builds such a loop from one that knows one process only. The README's
+# course map lists all lessons and says which of them are there yet.
 #
 # *Read more.* S. Li and others, *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020;
 # the PyTorch documentation's page on `torch.distributed`.
