@@ -1,17 +1,20 @@
 """What ranks print: whole lines, labelled; noise and floods are kept out of the cell."""
 
+import codecs
 import re
 from collections import deque
 
-SHOWN = 200_000  # bytes of a rank that are printed in the cell; the rest is only kept
-KEPT = 20_000  # lines of a rank that are kept, and as many of its last ones
-LONGEST = 1 << 16  # bytes of a line without an end that are waited for
+SHOWN = 200_000  # characters of a rank that are printed in the cell; the rest is only kept
+KEPT = 5_000_000  # characters of a rank that are kept from its start, and as many up to its end
+LONGEST = 1_000_000  # characters of a line without an end that are waited for
 
-# What PyTorch's C++ side says of sockets, at tear-down (also on a healthy run) and when it aborts.
+# What PyTorch's C++ side says of sockets, at tear-down (also on a healthy run) and when it aborts,
+# and the lines that follow such a message.
 _NOISE = re.compile(
-    r"\[[WIE]\d+ .*(socket|Socket|TCPStore|ProcessGroup|c10d|gloo|Gloo|NCCL|hostname)"
+    r"(\[rank\d+\]:)?\[[WIE]\d+ .*(socket|Socket|TCPStore|ProcessGroup|c10d|gloo|Gloo|NCCL|hostname)"
     r"|terminate called after throwing|  what\(\): "
 )
+_NOISE_GOES_ON = re.compile(r"Exception raised from |frame #\d+: |$")
 # faulthandler's stacks, after a crash or when asked: threads with their frames, innermost first.
 _THREAD = re.compile(r"(Current thread|Thread) 0x|Fatal Python error: ")
 _REPORT = re.compile(r'  File "|  <no Python frame>|  \.\.\.|Extension modules: |$')
@@ -22,28 +25,35 @@ class Output:
     """The output of one rank, fed in pieces of any size. `lines` is all that is kept of it."""
 
     def __init__(self, rank: int):
-        self._rank, self._partial, self._shown = rank, b"", 0
-        self._first, self._last, self._count = [], deque(maxlen=KEPT), 0
-        self._report, self._in_report = [], False
+        self._rank, self._partial, self._shown = rank, "", 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._first, self._last = [], deque()
+        self._room, self._room_at_end, self._left_out = KEPT, KEPT, 0
+        self._report, self._in_report, self._in_noise = [], False, False
 
     def feed(self, data: bytes) -> None:
         """Take a piece, and print the lines that it completes."""
-        whole, newline, self._partial = (self._partial + data).rpartition(b"\n")
+        text = self._partial + self._decoder.decode(data)
+        whole, newline, self._partial = text.rpartition("\n")
         if newline:
-            self._show(whole.decode("utf-8", "replace").split("\n"))
+            self._take(whole.split("\n"))
+        if "\r" in self._partial:  # a progress bar: only its last state can be seen
+            unfinished = self._partial.endswith("\r")
+            self._partial = _last_state(self._partial) + "\r" * unfinished
         if len(self._partial) > LONGEST:
-            self.end()
+            self._take([self._partial])
+            self._partial = ""
 
     def end(self) -> None:
         """Print what came without a newline."""
+        self._partial += self._decoder.decode(b"", final=True)
         if self._partial:
-            self._show([self._partial.decode("utf-8", "replace")])
-            self._partial = b""
+            self._take([self._partial])
+            self._partial = ""
 
     @property
     def lines(self) -> list[str]:
-        left_out = self._count - len(self._first) - len(self._last)
-        note = [f"… {left_out} lines left out …"] if left_out else []
+        note = [f"… {self._left_out} lines left out …"] if self._left_out else []
         return self._first + note + list(self._last)
 
     @property
@@ -57,11 +67,10 @@ class Output:
                 stacks[-1].insert(0, (match[1], int(match[2]), match[3]))
         return stacks
 
-    def _show(self, lines: list[str]) -> None:
+    def _take(self, lines: list[str]) -> None:
         lines = [_last_state(line) for line in lines]
         for line in lines:
-            (self._first if len(self._first) < KEPT else self._last).append(line)
-        self._count += len(lines)
+            self._keep(line)
         visible = [line for line in lines if not self._hidden(line)]
         if not visible or self._shown > SHOWN:
             return
@@ -71,13 +80,27 @@ class Output:
             text = f"{text[:2000]}\n[rank {self._rank}] … prints too much to show: see .output"
         print(text, flush=True)
 
+    def _keep(self, line: str) -> None:
+        if self._room > 0:
+            self._room -= len(line) + 1
+            self._first.append(line)
+            return
+        self._room_at_end -= len(line) + 1
+        self._last.append(line)
+        while self._room_at_end < 0 and len(self._last) > 1:
+            self._room_at_end += len(self._last.popleft()) + 1
+            self._left_out += 1
+
     def _hidden(self, line: str) -> bool:
         if _THREAD.match(line) or (self._in_report and _REPORT.match(line)):
             self._in_report = True
             self._report.append(line)
             return True
         self._in_report = False
-        return bool(_NOISE.match(line))
+        self._in_noise = bool(
+            _NOISE.match(line) or (self._in_noise and _NOISE_GOES_ON.match(line))
+        )
+        return self._in_noise
 
 
 def _last_state(line: str) -> str:
