@@ -113,9 +113,10 @@ def serve(fd: int) -> None:
             data, fds, _, _ = socket.recv_fds(control, 1, 1)
             if not data:
                 return
-            if _fork() == 0:
-                control.close()
-                _guard(socket.socket(fileno=fds[0]))
+            with contextlib.suppress(OSError):  # no more processes: the closed socket will tell
+                if _fork() == 0:
+                    control.close()
+                    _guard(socket.socket(fileno=fds[0]))
             os.close(fds[0])
         elif later:
             with contextlib.suppress(ImportError):
@@ -156,7 +157,10 @@ def _guard(run: socket.socket) -> None:
             data, fds, _, _ = socket.recv_fds(run, 1, 3)
             if not data:
                 break
-            pid = _fork()
+            try:
+                pid = _fork()
+            except OSError:  # no more processes: the closed socket will tell
+                break
             if pid == 0:
                 run.close()
                 _become_rank(fds)

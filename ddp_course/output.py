@@ -11,10 +11,11 @@ LONGEST = 1_000_000  # characters of a line without an end that are waited for
 # What PyTorch's C++ side says of sockets, at tear-down (also on a healthy run) and when it aborts,
 # and the lines that follow such a message.
 _NOISE = re.compile(
-    r"(\[rank\d+\]:)?\[[WIE]\d+ .*(socket|Socket|TCPStore|ProcessGroup|c10d|gloo|Gloo|NCCL|hostname)"
+    r"(\[rank\d+\]:)?\[[WIE]\d+ .*"
+    r"(socket|Socket|TCPStore|ProcessGroup|c10d|gloo|Gloo|NCCL|hostname)"
     r"|terminate called after throwing|  what\(\): "
 )
-_NOISE_GOES_ON = re.compile(r"Exception raised from |frame #\d+: |$")
+_NOISE_GOES_ON = re.compile(r"Exception raised from |frame #\d+: |<omitting python frames>|$")
 # faulthandler's stacks, after a crash or when asked: threads with their frames, innermost first.
 _THREAD = re.compile(r"(Current thread|Thread) 0x|Fatal Python error: ")
 _REPORT = re.compile(r'  File "|  <no Python frame>|  \.\.\.|Extension modules: |$')
@@ -97,9 +98,7 @@ class Output:
             self._report.append(line)
             return True
         self._in_report = False
-        self._in_noise = bool(
-            _NOISE.match(line) or (self._in_noise and _NOISE_GOES_ON.match(line))
-        )
+        self._in_noise = bool(_NOISE.match(line) or (self._in_noise and _NOISE_GOES_ON.match(line)))
         return self._in_noise
 
 

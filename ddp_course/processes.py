@@ -26,6 +26,12 @@ def start(nproc: int):
     return (ForkedRanks if can_fork() else SpawnedRanks)(nproc)
 
 
+NO_GUARDIAN = (
+    "the ranks could not be started, or were all killed from outside: is there memory for them, "
+    "and does this machine allow so many processes (ulimit -u)? Try fewer ranks."
+)
+
+
 class ForkedRanks:
     """Ranks forked by a guardian of this run (see `fork_server`)."""
 
@@ -53,6 +59,7 @@ class ForkedRanks:
         with contextlib.suppress(BlockingIOError):
             while data := self.events.recv(4096, socket.MSG_DONTWAIT):
                 self._partial += data
+            raise RuntimeError(NO_GUARDIAN)
         *lines, self._partial = self._partial.split(b"\n")
         events = [json.loads(line) for line in lines]
         self.pids.update({event["rank"]: event["pid"] for event in events if "pid" in event})

@@ -95,7 +95,12 @@ def main() -> None:
         os._exit(1)
     release = threading.Event()
     watcher = threading.Thread(target=_obey, args=(control, release), daemon=True)
-    watcher.start()
+    try:
+        watcher.start()
+    except RuntimeError as error:
+        error.add_note("This machine allows no more threads (ulimit -u): try fewer ranks.")
+        _channel.send("error", moment=_channel.clock(), chain=describe(error), log=[])
+        os._exit(1)
     group = _run(work, header["check_order"])  # held: a peer may still be talking to us through it
     release.wait()
     del group

@@ -227,8 +227,8 @@ DEADLOCKS = [
 """,
         CAN_NEVER,
         TOGETHER,
-        ("rank {bad} waits in broadcast(float32[4]) ({fault})", "rank {bad} waits in barrier()"),
-        "rank {bad} broadcast(float32[4])",
+        ("rank {bad} waits in broadcast(float32[4]", "rank {bad} waits in barrier()"),
+        "rank {bad} broadcast(float32[4]",
         others="rank {other} all_reduce(float32[4])",
         error="HangError",
         timeout=DEADLOCK,
@@ -271,10 +271,11 @@ DEADLOCKS = [
         "different sources of a broadcast",
         """\
     dist.barrier()
-    dist.broadcast(torch.ones(4), src=0 if rank == bad else 1)  # fault
-    dist.barrier()
+    source = (bad + 1) % dist.get_world_size() if rank == bad else bad
+    dist.broadcast(torch.ones(4), source)  # fault
 """,
-        CAN_NEVER,
+        *(CAN_NEVER, "rank {bad} waits in broadcast(float32[4]"),
+        others="rank {other} waits in broadcast(float32[4]",
         error="HangError",
         timeout=DEADLOCK,
     ),
@@ -328,7 +329,7 @@ DEADLOCKS = [
         "a group that only one rank makes",
         """\
     if rank == bad:
-        dist.new_group([0, 1])  # fault
+        dist.new_group([bad, (bad + 1) % dist.get_world_size()])  # fault
     dist.all_reduce(torch.ones(4))  # others
 """,
         *(CAN_NEVER, "rank {bad} waits in new_group"),

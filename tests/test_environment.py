@@ -123,7 +123,7 @@ def test_what_pytorchs_cpp_code_says_is_kept_and_not_shown(capfd):
     printed = capfd.readouterr()
     assert printed.out.endswith("[rank 0] [Warm] my own line\n") and printed.err == ""
     assert not re.search(r"\[c10d\]|frame #|Exception raised", printed.out)
-    assert any(line.startswith("[W") and "socket.cpp" in line for _, line in run.output)
+    assert any("socket.cpp" in line for _, line in run.output)
 
 
 def test_a_healthy_run_prints_nothing(capfd):
