@@ -16,7 +16,7 @@ def main(argv: list[str] | None = None) -> int:
     doctor = commands.add_parser(
         "doctor", help="what this machine can do, and how to fix what it cannot"
     )
-    doctor.set_defaults(command=_doctor)
+    doctor.set_defaults(command=_doctor, parser=doctor)
     lab = commands.add_parser(
         "lab",
         help="open JupyterLab on the first lesson",
@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     _add_train(commands)
     arguments, rest = parser.parse_known_args(argv)
     if rest and arguments.command is not _lab:
-        parser.error(f"unknown option {rest[0]}")
+        arguments.parser.error(f"unknown option {rest[0]}")
     arguments.rest = rest
     try:
         return arguments.command(arguments)
@@ -48,7 +48,7 @@ def _add_train(commands):
         "--every", type=int, default=10, help="print every so many steps (default: 10)"
     )
     add_arguments(train)
-    train.set_defaults(command=_train)
+    train.set_defaults(command=_train, parser=train)
 
 
 def _doctor(_) -> int:

@@ -1,5 +1,6 @@
 """What a student sees when ranks fail: who, where, why; the full record stays on the exception."""
 
+import itertools
 import linecache
 import re
 import sys
@@ -11,6 +12,7 @@ _PEER_LOST = re.compile(
     r"|peer.{0,40}(closed|lost)|NCCL.{0,80}remote",
     re.IGNORECASE,
 )
+MOST_FRAMES = 30  # of a stack that are shown, half of them from either end
 _LINKS = {
     "cause": "The above was the direct cause of:",
     "context": "While handling the above, another error occurred:",
@@ -48,6 +50,13 @@ class HangError(RunError):
     """The ranks did not finish in time, or wait for one another and never can."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """The stop button or Ctrl-C ended a run; the message says where its ranks were."""
+
+    def _render_traceback_(self):
+        return [f"KeyboardInterrupt: {self}"]
+
+
 class OrderError(RunError):
     """Ranks called collectives in different orders, found by `launch(…, check_order=True)`."""
 
@@ -76,12 +85,18 @@ def format_chain(chain: list[dict]) -> str:
 
 def format_stack(frames) -> str:
     """Format (file, line, function) frames, outermost first: a place and its source line each."""
-    text = ""
-    for file, line, function in frames:
-        text += f"{place(file, line)}, in {function}\n"
-        if source := linecache.getline(file, line).strip():
-            text += f"    {source}\n"
-    return text
+    calls = [(frame, len(list(same))) for frame, same in itertools.groupby(frames)]
+    if len(calls) > MOST_FRAMES:
+        calls[MOST_FRAMES // 2 : -MOST_FRAMES // 2] = [None]
+    return "".join(_format_call(*call) if call else "  […]\n" for call in calls)
+
+
+def _format_call(frame, times: int) -> str:
+    file, line, function = frame
+    text = f"{place(file, line)}, in {function}\n"
+    if source := linecache.getline(file, line).strip():
+        text += f"    {source}\n"
+    return text + (f"  [{times - 1} more times]\n" if times > 1 else "")
 
 
 def place(file: str, line: int) -> str:

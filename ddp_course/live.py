@@ -33,13 +33,17 @@ class View:
         if _in_notebook():
             from IPython.display import display
 
-            self._id = display(_html("the ranks are starting …"), display_id=True).display_id
+            self._id = display(_html("waiting for the ranks …"), display_id=True).display_id
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        if self._id and self.records:
+        if self._id and not self.records:
+            from IPython.display import display
+
+            display(_html("no rank reported anything"), display_id=self._id, update=True)
+        elif self._id:
             full = {"loss_scale", "skipped", "samples_per_s"} <= self.records[0].keys()
             picture = (plots.summary if full else plots.loss)(self.records)
             drawing.show(picture, display_id=self._id, update=True)

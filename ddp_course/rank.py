@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import os
 import pickle
+import re
 import signal
 import sys
 import threading
@@ -21,6 +22,7 @@ from . import errors, flight, wire
 STACK_SIGNAL = getattr(
     signal, "SIGUSR1", None
 )  # asks for the stacks of a rank whose threads cannot run
+NO_THREADS = "This machine allows no more threads (ulimit -u): try fewer ranks."
 RECENT = 100  # collectives that an error or a hang report carries
 
 _channel = None
@@ -98,7 +100,7 @@ def main() -> None:
     try:
         watcher.start()
     except RuntimeError as error:
-        error.add_note("This machine allows no more threads (ulimit -u): try fewer ranks.")
+        error.add_note(NO_THREADS)
         _channel.send("error", moment=_channel.clock(), chain=describe(error), log=[])
         os._exit(1)
     group = _run(work, header["check_order"])  # held: a peer may still be talking to us through it
@@ -168,6 +170,8 @@ def _run(work: bytes, check_order: bool):
     except BaseException as error:  # SystemExit too: it is no result
         moment = _channel.clock()
         _flush()
+        if re.search("start new thread|[Tt]emporarily unavailable", str(error)):
+            error.add_note(NO_THREADS)
         _channel.send("error", moment=moment, chain=describe(error), log=flight.log(RECENT))
     return group
 

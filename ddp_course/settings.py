@@ -55,7 +55,9 @@ class Settings:
                 least = "at least 0" if least == 0 else "above 0"
                 raise ValueError(f"{setting.name} must be {least}, not {value}.")
         if self.resume and not self.checkpoint:
-            raise ValueError("resume needs to know the checkpoint file: give checkpoint as well.")
+            raise ValueError(
+                "resume needs to know the checkpoint file: give checkpoint as well (--checkpoint FILE)."
+            )
 
     def check(self) -> None:
         """Raise ValueError for what this machine cannot do, before any process starts."""

@@ -11,7 +11,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from . import flight, processes, rank, verdict, wire
+from . import errors, flight, processes, rank, verdict, wire
 from .output import Output
 from .process_group import threads_per_rank
 
@@ -21,6 +21,7 @@ START_UP = (
 GRACE = 0.25  # seconds that other ranks get to report errors of their own after the first one
 WATCH = 1.0  # seconds of silence between two looks at where the ranks are
 ANSWER = 1.0  # seconds that a rank has to say where it is
+PATIENCE = 4  # looks at which all ranks idle in one collective, before that counts as a hang
 IDLE = 0.05  # processor seconds between two looks, at most, of a rank that waits
 
 
@@ -54,6 +55,7 @@ class Supervisor:
         self._ranks = self._store = None
         self._selector = selectors.DefaultSelector()
         self._started, self._last_sign = time.monotonic(), 0.0
+        self._still = 0  # looks, one after the other, at which no rank had moved
 
     def __enter__(self):
         try:
@@ -103,7 +105,14 @@ class Supervisor:
                     wire.write(self._ranks.pipes[number][0].fileno(), frame)
 
     def wait(self) -> list:
-        """Return the values by rank once all are in; raise RankError or HangError otherwise."""
+        """Return the values by rank; raise RankError, HangError, OrderError or Interrupted."""
+        try:
+            return self._wait()
+        except KeyboardInterrupt:
+            self._ask(GRACE)
+            raise errors.Interrupted(verdict.interrupted(self.state)) from None
+
+    def _wait(self) -> list:
         state = self.state
         while len(state.values) < state.nproc:
             self._pump(0.1)
@@ -115,9 +124,7 @@ class Supervisor:
                 raise verdict.hang_error(state, self._headline())
             quiet = self._clock() - self._last_sign > WATCH
             if quiet and len(state.ready) == state.nproc and self._stuck():
-                raise verdict.hang_error(
-                    state, "the ranks wait for one another and can never go on:"
-                )
+                raise verdict.hang_error(state, verdict.CAN_NEVER_GO_ON)
         self._leave()
         if self._check_order and (error := verdict.order_error(state)):
             raise error
@@ -269,7 +276,9 @@ class Supervisor:
             and verdict.waits(now[number])
             for number in state.unfinished
         )
-        return bool(still and state.unfinished and verdict.never_go_on(state))
+        self._still = self._still + 1 if still and state.unfinished else 0
+        # Ranks in one and the same collective may only be slow, but then not idle for so long.
+        return self._still >= (1 if verdict.never_go_on(state) else PATIENCE)
 
 
 def _environment(number: int, nproc: int, port: int, backend: str) -> dict[str, str]:

@@ -191,8 +191,15 @@ def describe(record: dict) -> str:
     return (
         f"step {record['step'] + 1:4d}/{record['steps']}  loss {record['loss']:.4f}  "
         f"lr {record['learning_rate']:.2e}  grad norm {record['grad_norm']:.3f}  "
-        f"scale {record['loss_scale']:g}  {record['samples_per_s']:.0f} samples/s{skipped}"
+        f"{_scale(record['loss_scale'])}{record['samples_per_s']:.0f} samples/s{skipped}"
     )
+
+
+def _scale(loss_scale: float) -> str:
+    """A loss scale as a power of two; nothing where there is none, in fp32 and bf16."""
+    if loss_scale == 1:
+        return ""
+    return f"loss scale 2^{math.log2(loss_scale):.0f}  " if loss_scale > 0 else "loss scale 0  "
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -2,6 +2,8 @@
 
 from . import errors, flight
 
+CAN_NEVER_GO_ON = "the ranks wait for one another and can never go on:"
+
 
 def rank_error(state) -> errors.RankError:
     """Return the error of a run in which at least one rank failed."""
@@ -37,7 +39,7 @@ def hang_error(state, headline: str) -> errors.HangError:
     lines = [headline] + [
         f"  rank {number} {situation(state, number)}" for number in range(state.nproc)
     ]
-    if advice := _advice(state) or _absent(state):
+    if advice := _advice(state) or _absent(state) or _same_collective(state):
         lines.append(advice.strip())
     return errors.HangError(
         "\n".join(lines), output=output(state), stacks=stacks(state), collectives=logs(state)
@@ -83,18 +85,15 @@ def situation(state, number: int) -> str:
 
 
 def waits(where: dict) -> str | None:
-    """Return the collective that a rank waits in, by its record or its stack, or None."""
-    called = errors.collective(where["frames"])
+    """Return the collective that a rank waits for, by its record or its stack, or None."""
     collective = flight.pending(where["log"])
-    if collective and (called or errors.in_backward(where["frames"])):
-        return str(collective)
-    return called
+    return str(collective) if collective else errors.collective(where["frames"])
 
 
 def never_go_on(state) -> bool:
     """Return whether ranks that all wait, or have returned, can never go on.
 
-    They can if all that wait are in one and the same collective: it is only slow.
+    They may if all that wait are in one and the same collective: it can be just slow.
     """
     places = [
         flight.pending(state.whereabouts[number]["log"]) for number in sorted(state.unfinished)
@@ -181,6 +180,16 @@ def _advice(state, first: int | None = None) -> str:
     return f"\n\nThe ranks disagree about collective number {count}: {named}."
 
 
+def _same_collective(state) -> str:
+    asked = state.unfinished & set(state.whereabouts)
+    waiting = {waits(state.whereabouts[number]) for number in asked}
+    if waiting == {"recv"}:
+        return "All that are left want to receive, and none sends."
+    if len(asked) == state.nproc and len(waiting) == 1 and None not in waiting:
+        return "All are in the same collective: do they agree on its source, destination and group?"
+    return ""
+
+
 def _sizes_differ(state, first) -> str:
     said = () if first is None else state.outputs[first].lines
     if not any("Received data size" in line for line in said):
@@ -189,6 +198,13 @@ def _sizes_differ(state, first) -> str:
         f"\n\nRank {first} received more or fewer bytes than its own tensor has: in this "
         "collective the ranks' tensors differ in shape or type."
     )
+
+
+def interrupted(state) -> str:
+    """Return what to show after the stop button: where the ranks were."""
+    lines = ["stopped; all ranks are gone. When you stopped them:"]
+    lines += [f"  rank {number} {situation(state, number)}" for number in range(state.nproc)]
+    return "\n".join(lines)
 
 
 def _absent(state) -> str:

@@ -63,10 +63,11 @@ class Kernel:
             elif kind == "execute_result":
                 printed += content["data"]["text/plain"]
             elif kind == "error":
-                error = "\n".join(content["traceback"])
+                error = content
             elif kind == "status" and content["execution_state"] == "idle":
                 if error is not None:
-                    raise CellError(error, printed, cell)
+                    brief = f"{error['ename']}: {error['evalue']}"
+                    raise CellError("\n".join(error["traceback"]), printed, cell, brief)
                 return printed
 
     def run(self, code: str, timeout=120) -> str:
@@ -91,11 +92,14 @@ class Kernel:
 
 
 class CellError(Exception):
-    """A cell raised: `shown` by the notebook, `printed` before that, `cell` its number in In[…]."""
+    """A cell raised: what the notebook has `shown` of it, what was `printed` before.
 
-    def __init__(self, shown, printed, cell=None):
+    `cell` is its number, as in In[3]; `brief` the error without traceback.
+    """
+
+    def __init__(self, shown, printed, cell=None, brief=""):
         super().__init__(shown)
-        self.shown, self.printed, self.cell = shown, printed, cell
+        self.shown, self.printed, self.cell, self.brief = shown, printed, cell, brief
 
 
 def marked(mark: str) -> list[psutil.Process]:

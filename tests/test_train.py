@@ -191,7 +191,7 @@ def test_a_skipped_step_does_not_advance_the_schedule():
         ({"learning_rate": -1.0}, "learning_rate must be above 0"),
         ({"learning_rate": math.nan}, "learning_rate must be above 0"),
         ({"warmup_steps": -1}, "warmup_steps must be at least 0"),
-        ({"resume": True}, "give checkpoint as well"),
+        ({"resume": True}, "give --checkpoint FILE as well"),
     ],
 )
 def test_bad_settings_are_one_clear_line(change, line):
