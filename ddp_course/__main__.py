@@ -33,6 +33,9 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # … | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 def _add_train(commands):
@@ -100,6 +103,9 @@ def _train(arguments) -> int:
     if plot:
         from . import plots
 
+        if not done.records:
+            print("nothing was left to train: no picture")
+            return 0
         plots.summary(done).savefig(plot)
         print(f"picture saved as {plot}")
     return 0

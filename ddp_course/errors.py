@@ -1,7 +1,9 @@
 """What a student sees when ranks fail: who, where, why; the full record stays on the exception."""
 
+import importlib.util
 import itertools
 import linecache
+import os
 import re
 import sys
 import sysconfig
@@ -12,6 +14,9 @@ _PEER_LOST = re.compile(
     r"|peer.{0,40}(closed|lost)|NCCL.{0,80}remote",
     re.IGNORECASE,
 )
+# Where torch.distributed lives (not torch/nn/parallel/distributed.py, nor a folder of that name).
+_C10D = os.path.join(os.path.dirname(importlib.util.find_spec("torch").origin), "distributed", "")
+MOST_CHARACTERS = 5000  # of an error's own text
 MOST_FRAMES = 30  # of a stack that are shown, half of them from either end
 _LINKS = {
     "cause": "The above was the direct cause of:",
@@ -27,7 +32,8 @@ class RunError(RuntimeError):
     """
 
     def __init__(self, message, *, output, stacks, collectives):
-        super().__init__(message)
+        # a notebook shows nothing at all of a text that is no valid Unicode
+        super().__init__(message.encode("utf-8", "backslashreplace").decode())
         self.output, self.stacks, self.collectives = output, stacks, collectives
 
     def _render_traceback_(self):
@@ -77,7 +83,10 @@ def format_chain(chain: list[dict]) -> str:
     """Format an error from `rank.describe` as Python would, with the lines of notebook cells."""
     parts = []
     for part in reversed(chain):
-        parts.append(format_stack(part["frames"]) + part["text"])
+        text = part["text"]
+        if len(text) > MOST_CHARACTERS:
+            text = f"{text[:MOST_CHARACTERS]} […]"
+        parts.append(format_stack(part["frames"]) + text)
         if part["link"]:
             parts.append(_LINKS[part["link"]])
     return "\n\n".join(parts)
@@ -123,7 +132,7 @@ def own_place(frames) -> str:
 def collective(frames) -> str | None:
     """Return the torch.distributed function a stack is inside of, or None."""
     inner = frames[_own_index(frames) + 1 :]
-    names = [name for file, _, name in inner if "distributed" in file and name != "wrapper"]
+    names = [name for file, _, name in inner if file.startswith(_C10D) and name != "wrapper"]
     return names[0] if names else None
 
 

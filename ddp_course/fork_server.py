@@ -80,7 +80,9 @@ class Client:
         if self._socket is not None:
             self._socket.close()
         self._socket, theirs = socket.socketpair()
-        command = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve(0)"
+        course = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        path = [course, *(os.path.abspath(folder) for folder in sys.path)]
+        command = f"import sys; sys.path[:] = {path!r}; from {__name__} import serve; serve(0)"
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", command],
@@ -151,6 +153,7 @@ def _guard(run: socket.socket) -> None:
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     ranks = {}
+    _tell(run, guardian=os.getpid())
     while True:
         ready, _, _ = select.select([run, wake_read], [], [])
         if run in ready:
@@ -185,6 +188,7 @@ def _become_rank(fds):
     _die_with_parent()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for target, fd in enumerate(fds):
         os.dup2(fd, target)
         os.close(fd)

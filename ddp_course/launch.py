@@ -89,6 +89,8 @@ def _pack(fn, args, kwargs, timeout, on_record) -> bytes:
         raise TypeError(
             f"launch() needs a function to run on each rank: got {fn!r} ({type(fn).__name__})."
         )
+    if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn):
+        raise TypeError(f"{fn.__name__} is async or a generator: give launch() a plain function.")
     if on_record is not None and not callable(on_record):
         raise TypeError(f"on_record must be a function of one record: got {on_record!r}.")
     number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)

@@ -38,7 +38,9 @@ class View:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, error, *_):
+        if error is not None:  # which says more than a picture, and may come of what is drawn
+            return
         if self._id and not self.records:
             from IPython.display import display
 
@@ -50,6 +52,8 @@ class View:
 
     def __call__(self, record: dict) -> None:
         """Take one record, with at least step and loss, and draw, if it is time to."""
+        if not {"step", "loss"} <= record.keys():
+            raise ValueError("a live view draws records with step and loss: report(step=…, loss=…)")
         self.records.append(record)
         began = time.monotonic()
         if began < self._next or record["rank"] != 0:

@@ -68,6 +68,10 @@ class Output:
                 stacks[-1].insert(0, (match[1], int(match[2]), match[3]))
         return stacks
 
+    def forget_threads(self) -> None:
+        """Forget stacks that were asked for earlier."""
+        self._report = []
+
     def _take(self, lines: list[str]) -> None:
         lines = [_last_state(line) for line in lines]
         for line in lines:

@@ -75,8 +75,7 @@ def choose_backend(local_ranks: int, backend: str | None = None) -> tuple[str, s
 
 
 def this_rank(backend: str | None = None) -> Rank:
-    """Return this process's `Rank`, from torchrun's environment variables; without them rank 0 of
-    1.
+    """Return this process's `Rank`: from the process group, torchrun's variables, or 0 of 1.
 
     Works before, inside and after the process group. A device is a GPU where there is one, else the
     CPU; ranks beyond the number of GPUs share them in turn.
@@ -88,9 +87,12 @@ def this_rank(backend: str | None = None) -> Rank:
         chosen = dist.get_backend()
     else:
         chosen, _ = choose_backend(local_ranks, backend or os.environ.get("DDP_COURSE_BACKEND"))
+    rank, world_size = int(environment.get("RANK", 0)), int(environment.get("WORLD_SIZE", 1))
+    if dist.is_initialized():  # perhaps by hand, without torchrun's variables
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        local_rank, local_ranks = (local_rank, local_ranks) if environment else (rank, world_size)
     count = gpus()
     device = torch.device("cuda", local_rank % count) if count else torch.device("cpu")
-    rank, world_size = int(environment.get("RANK", 0)), int(environment.get("WORLD_SIZE", 1))
     return Rank(rank, local_rank, world_size, local_ranks, device, chosen)
 
 

@@ -26,10 +26,15 @@ def start(nproc: int):
     return (ForkedRanks if can_fork() else SpawnedRanks)(nproc)
 
 
+PATIENCE = 5  # seconds for a guardian to kill its ranks
 NO_GUARDIAN = (
     "the ranks could not be started, or were all killed from outside: is there memory for them, "
     "and does this machine allow so many processes (ulimit -u)? Try fewer ranks."
 )
+
+
+class Gone(RuntimeError):
+    """All processes of a run have gone at once."""
 
 
 class ForkedRanks:
@@ -37,7 +42,7 @@ class ForkedRanks:
 
     def __init__(self, nproc: int):
         self._open = contextlib.ExitStack()
-        self._partial = b""
+        self._partial, self._guardian = b"", None
         self.pids = {}
         with self._open as on_failure:
             self.events = on_failure.enter_context(fork_server.client.new_run())
@@ -59,19 +64,24 @@ class ForkedRanks:
         with contextlib.suppress(BlockingIOError):
             while data := self.events.recv(4096, socket.MSG_DONTWAIT):
                 self._partial += data
-            raise RuntimeError(NO_GUARDIAN)
+            raise Gone(NO_GUARDIAN)
         *lines, self._partial = self._partial.split(b"\n")
         events = [json.loads(line) for line in lines]
         self.pids.update({event["rank"]: event["pid"] for event in events if "pid" in event})
+        self._guardian = next((e["guardian"] for e in events if "guardian" in e), self._guardian)
         return {event["rank"]: event["exit"] for event in events if "exit" in event}
 
     def kill(self) -> None:
         """Kill all processes of the run, those that ranks started too; wait until all are gone."""
         try:
-            with contextlib.suppress(OSError):  # the guardian is gone, and with it the ranks
+            with contextlib.suppress(ConnectionError):  # the guardian is gone, and so are ranks
                 self.events.shutdown(socket.SHUT_WR)
+                self.events.settimeout(PATIENCE)
                 while self.events.recv(4096):
                     pass
+        except TimeoutError:  # somebody stopped the guardian: its ranks end with it
+            if self._guardian is not None:
+                os.kill(self._guardian, signal.SIGKILL)
         finally:  # a second interrupt in the middle of the wait: closing kills as well
             self._open.close()
 

@@ -33,6 +33,7 @@ class Channel:
 
     def __init__(self, fd: int, started: float):
         self._fd, self._lock, self._started = fd, threading.Lock(), started
+        self.process = os.getpid()
 
     def clock(self) -> float:
         """Return the seconds since `launch` was called; all processes have the same clock."""
@@ -66,6 +67,8 @@ def report(**fields) -> None:
     if _channel is None:
         print("  ".join(f"{name} {value}" for name, value in fields.items()))
         return
+    if os.getpid() != _channel.process:
+        raise RuntimeError("report() works in the rank itself, not in a process that it started.")
     try:
         frame = wire.dumps(fields)
     except Exception as error:
@@ -136,6 +139,7 @@ def _take_over(header):
     import torch.distributed as dist
 
     numpy.random.seed()  # a forked process has its parent's
+    torch.seed()
     dist.set_debug_level_from_env()
     torch.set_num_threads(header["threads"])
 
@@ -155,6 +159,8 @@ def _run(work: bytes, check_order: bool):
         function, args, kwargs = wire.loads(work)
         _channel.send("ready")
         value = function(*args, **kwargs)
+        if os.getpid() != _channel.process:  # the function forked, and this is its child
+            os._exit(0)
         try:
             frame = wire.dumps(value)
         except Exception:
@@ -168,6 +174,8 @@ def _run(work: bytes, check_order: bool):
             _channel.send("log", **_whereabouts(None, lines=True))
         _channel.send_frame("value", frame)
     except BaseException as error:  # SystemExit too: it is no result
+        if os.getpid() != _channel.process:
+            os._exit(1)
         moment = _channel.clock()
         _flush()
         if re.search("start new thread|[Tt]emporarily unavailable", str(error)):

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import math
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +11,7 @@ from .amp import PRECISIONS, MixedPrecision
 from .process_group import this_rank
 
 TASKS = {"digits": ("mlp", "cnn"), "text": ("gpt",)}  # the first is the default
+LIMITS = {"init_scale": 3e38}
 MAY_BE_ZERO = ("warmup_steps", "seed")
 
 
@@ -51,17 +51,26 @@ class Settings:
             )
         for setting in dataclasses.fields(self):
             value, least = getattr(self, setting.name), 0 if setting.name in MAY_BE_ZERO else 1e-30
-            if setting.type in (int, float) and not least <= value < math.inf:
+            kinds = (int, float) if setting.type is float else setting.type
+            if not isinstance(value, kinds) or (setting.type is not bool and value is True):
+                kind = setting.type.__name__
+                raise ValueError(f"{setting.name} must be of type {kind}, not {value!r}.")
+            if setting.type in (int, float) and not least <= value < LIMITS.get(
+                setting.name, 2**62
+            ):
                 least = "at least 0" if least == 0 else "above 0"
-                raise ValueError(f"{setting.name} must be {least}, not {value}.")
+                raise ValueError(f"{setting.name} must be {least} and sensible, not {value}.")
         if self.resume and not self.checkpoint:
-            raise ValueError(
-                "resume needs to know the checkpoint file: give checkpoint as well (--checkpoint FILE)."
-            )
+            raise ValueError("resume needs to know the file: give --checkpoint FILE as well.")
 
     def check(self) -> None:
         """Raise ValueError for what this machine cannot do, before any process starts."""
         self.mixed_precision().check_model(self.build_model(self.load_data()[0]))
+
+    def identity(self) -> dict:
+        """Return what must be equal for a resume: all but the checkpoint's place."""
+        place = ("checkpoint", "resume")
+        return {k: v for k, v in dataclasses.asdict(self).items() if k not in place}
 
     def mixed_precision(self) -> MixedPrecision:
         return MixedPrecision(
@@ -102,6 +111,9 @@ def settings_from(arguments: argparse.Namespace) -> Settings:
 
 class Parser(argparse.ArgumentParser):
     """argparse with one clear line for a bad command, instead of a usage text and a line."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, allow_abbrev=False, **options)
 
     def error(self, message):
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")

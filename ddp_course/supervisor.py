@@ -4,6 +4,7 @@ All of it happens in one thread, the caller's: there is nothing to lock and noth
 """
 
 import contextlib
+import functools
 import os
 import pickle
 import selectors
@@ -94,7 +95,7 @@ class Supervisor:
             header = {
                 "started": self._started,
                 "environment": _environment(number, nproc, self._store.port, backend),
-                "path": sys.path,
+                "path": [str(folder) for folder in sys.path],
                 "argv": sys.argv[:1],
                 "folder": _folder(),
                 "threads": threads_per_rank(nproc),
@@ -108,9 +109,14 @@ class Supervisor:
         """Return the values by rank; raise RankError, HangError, OrderError or Interrupted."""
         try:
             return self._wait()
+        except processes.Gone as error:
+            raise verdict.nothing_known(self.state, str(error)) from None
         except KeyboardInterrupt:
             self._ask(GRACE)
             raise errors.Interrupted(verdict.interrupted(self.state)) from None
+        finally:
+            for output in self.state.outputs:
+                output.end()
 
     def _wait(self) -> list:
         state = self.state
@@ -199,7 +205,10 @@ class Supervisor:
         self._all_ready = self._clock()
 
     def _on_record(self, number, moment, content):
-        record = {"rank": number, "time": moment, **wire.loads(content)}
+        fields = self._read(number, moment, content)
+        if fields is None:
+            return
+        record = {"rank": number, "time": moment, **fields}
         self.state.records.append(record)
         if self._on_record_do is not None:
             self._on_record_do(record)
@@ -208,7 +217,19 @@ class Supervisor:
         self.state.whereabouts[number] = wire.loads(content)
 
     def _on_value(self, number, moment, content):
-        self.state.values[number] = wire.loads(content)
+        value = self._read(number, moment, content)
+        if number not in self.state.failures:
+            self.state.values[number] = value
+
+    def _read(self, number, moment, content):
+        """Return what a rank sent; None, and a failure of that rank, if it cannot be read here."""
+        try:
+            return wire.loads(content)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}\nIt sent something that cannot be read here."
+            chain = [{"link": "", "frames": [], "text": text}]
+            self.state.failures[number] = {"moment": moment, "chain": chain}
+            return None
 
     def _on_error(self, number, moment, content):
         self.state.failures[number] = wire.loads(content)
@@ -236,6 +257,7 @@ class Supervisor:
         asked = set(range(self.state.nproc)) - set(self.state.failures)
         for number in asked:
             self.state.whereabouts.pop(number, None)
+            self.state.outputs[number].forget_threads()
             with contextlib.suppress(BrokenPipeError):
                 self._ranks.pipes[number][0].write(b"s")
         self._pump_until(lambda: not self._silent(asked), seconds)
@@ -252,8 +274,8 @@ class Supervisor:
         for number in silent & self.state.ready & set(self._ranks.pids):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._ranks.pids[number], rank.STACK_SIGNAL)
-        told = self.state.outputs
-        self._pump_until(lambda: all(told[number].threads for number in silent), GRACE)
+        told = functools.partial(verdict.crash_frames, self.state)
+        self._pump_until(lambda: all(told(number) for number in silent), GRACE)
 
     def _pump_until(self, condition, seconds: float) -> None:
         deadline = self._clock() + seconds
@@ -296,6 +318,7 @@ def _environment(number: int, nproc: int, port: int, backend: str) -> dict[str, 
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
+        "RES_OPTIONS": os.environ.get("RES_OPTIONS", "timeout:1 attempts:1"),  # for silent DNS
         "USE_LIBUV": "0" if sys.platform == "win32" else "1",
         "DDP_COURSE_BACKEND": backend,
         # one machine: loopback, whatever the host name resolves to

@@ -156,7 +156,8 @@ def run(settings: Settings, tell: Callable = report) -> dict:
         tell(**record, steps=steps)
         if settings.checkpoint and record["batches_done"] == len(loader):
             epoch, step = record["epoch"] + 1, record["step"] + 1
-            checkpoint.save(settings.checkpoint, **parts, epoch=epoch, step=step)
+            extra = settings.identity()
+            checkpoint.save(settings.checkpoint, **parts, epoch=epoch, step=step, extra=extra)
     test_loss, accuracy = evaluate(model, data.exact_shard(test_set, 256), amp)
     weights = getattr(model, "module", model).state_dict()
     return {"test_loss": test_loss, "accuracy": accuracy, "steps": steps, "weights": weights}
@@ -170,6 +171,12 @@ def _resume(settings: Settings, parts: dict, loader) -> tuple[int, int, int]:
         return 0, 0, 0
     _settle_buckets(parts["model"], loader, parts["amp"])
     state = checkpoint.load(settings.checkpoint, **parts)
+    for name, value in settings.identity().items():
+        if (state["extra"] or {}).get(name, value) != value:
+            raise ValueError(
+                f"{settings.checkpoint} was saved by a run with {name}={state['extra'][name]}, not "
+                f"{value}: resume with the same settings."
+            )
     return state["epoch"], state["step"], state["batches_done"]
 
 

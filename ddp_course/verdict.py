@@ -34,6 +34,13 @@ def rank_error(state) -> errors.RankError:
     )
 
 
+def nothing_known(state, message: str) -> errors.RankError:
+    """Return the error of a run whose ranks are all gone without a word."""
+    return errors.RankError(
+        message, None, "", {}, output=output(state), stacks=stacks(state), collectives=logs(state)
+    )
+
+
 def hang_error(state, headline: str) -> errors.HangError:
     """Return the error of a run that did not end."""
     lines = [headline] + [
@@ -75,7 +82,7 @@ def situation(state, number: int) -> str:
             return "then lost its connection to a rank that had gone" + _last_call(state, number)
         return "failed too: " + errors.first_line(_headline(state, number))
     if number not in state.whereabouts:
-        frames = _crash_frames(state, number)
+        frames = crash_frames(state, number)
         busy = "in C or C++ code that lets no other thread run"
         return f"{errors.where(frames)}, {busy}" if frames else "gave no answer"
     where = state.whereabouts[number]
@@ -119,7 +126,7 @@ def stacks(state) -> list[str]:
     for number in range(state.nproc):
         failure, where = state.failures.get(number, {}), state.whereabouts.get(number, {})
         frames = failure["chain"][0]["frames"] if "chain" in failure else where.get("frames", ())
-        texts.append(errors.format_stack(frames or _crash_frames(state, number)))
+        texts.append(errors.format_stack(frames or crash_frames(state, number)))
     return texts
 
 
@@ -142,7 +149,8 @@ def _reason(state, number) -> str:
     if "chain" in failure:
         return errors.format_chain(failure["chain"])
     reason = f"The process of rank {number} {errors.exit_reason(failure['exit'])}."
-    if frames := _crash_frames(state, number):
+    crashed = failure["exit"] < 0 and failure["exit"] != -9
+    if crashed and (frames := crash_frames(state, number)):
         reason = f"{errors.format_stack(frames)}{reason}"
     return reason
 
@@ -160,7 +168,7 @@ def _last_call(state, number) -> str:
     return f", in {calls[-1]} ({errors.own_place(frames)})" if calls else ""
 
 
-def _crash_frames(state, number):
+def crash_frames(state, number):
     """Return the frames of the student's function in the stacks that faulthandler wrote."""
     threads = state.outputs[number].threads
     cut = [errors.from_student(frames) for frames in threads]

@@ -5,10 +5,12 @@ Nothing is ever shared between processes: `torch.multiprocessing` would hand eve
 storage of a CPU tensor, and a model that is never synchronised would then look synchronised.
 """
 
+import importlib
 import io
 import os
 import pickle
 import struct
+import sys
 import types
 
 import cloudpickle
@@ -28,6 +30,12 @@ def dumps(value) -> bytes:
             if isinstance(obj, torch.Tensor) and not isinstance(obj, torch.nn.Parameter):
                 # clone: a slice would otherwise carry the whole storage it looks into
                 return obj.detach().cpu().clone().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+            if isinstance(obj, torch.nn.parallel.DistributedDataParallel):
+                raise pickle.PicklingError(
+                    "a model inside DDP stays in its rank: take model.module"
+                )
+            if isinstance(obj, types.ModuleType) and sys.modules.get(obj.__name__) is obj:
+                return importlib.import_module, (obj.__name__,)  # torch.backends.cudnn is special
             if isinstance(obj, types.CodeType):
                 # cloudpickle hides the file name; tracebacks need it to find the cell
                 make, state = self.dispatch_table[types.CodeType](obj)
@@ -43,7 +51,7 @@ def dumps(value) -> bytes:
 loads = pickle.loads
 
 
-def unpicklable(value, name: str) -> str | None:
+def unpicklable(value, name: str, depth: int = 5) -> str | None:
     """Say in a few words which part of `value` cannot be pickled, or None if all of it can."""
     try:
         dumps(value)
@@ -51,12 +59,14 @@ def unpicklable(value, name: str) -> str | None:
     except Exception as error:  # pickle raises TypeError, PicklingError, RuntimeError and more
         reason = error
     parts = []
-    if isinstance(value, dict):
+    if not depth:  # it may hold itself
+        pass
+    elif isinstance(value, dict):
         parts = [(item, f"{name}[{key!r}]") for key, item in value.items()]
     elif isinstance(value, (list, tuple)):
         parts = [(item, f"{name}[{index}]") for index, item in enumerate(value)]
     for part, label in parts:
-        if found := unpicklable(part, label):
+        if found := unpicklable(part, label, depth - 1):
             return found
     return f"{name} (a {type(value).__module__}.{type(value).__qualname__}: {reason})"
 

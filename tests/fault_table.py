@@ -1,14 +1,14 @@
 """Measure what a student sees of each fault, how soon, and what is left, beside other launchers.
 
-    python tests/fault_table.py             this course in all cases; torch's spawn, and accelerate's
-                                            notebook_launcher if there, with the last of two ranks
-    python tests/fault_table.py --all       the others in all cases as well: takes hours
+    python tests/fault_table.py          this course in all cases; torch's spawn and, if there,
+                                         accelerate's notebook_launcher, for the last of two ranks
+    python tests/fault_table.py --all    the others in all cases as well: takes hours
     python tests/fault_table.py --only raises --launchers course
 
 Everything goes through live Jupyter kernels. Writes fault_table.md and fault_table.json into the
-current folder (or --out FOLDER). Seconds are counted from the moment of the fault, which ranks write
-to a file (all processes of a machine share the clock), to the end of the cell. Where nothing is shown
-within --patience seconds, the stop button is pressed; what it leaves then is killed.
+current folder (or --out FOLDER). Seconds are counted from the moment of the fault, which ranks
+write to a file (all processes of a machine share the clock), to the end of the cell. Where nothing
+is shown within --patience seconds, the stop button is pressed; what it leaves then is killed.
 """
 
 import argparse
@@ -29,7 +29,7 @@ import time
 from pathlib import Path
 
 import psutil
-from faults import CASES, FAULTS, IMPORTS, Fault
+from faults import CASES, IMPORTS, Fault
 from kernels import CellError, Kernel
 
 TITLES = {
@@ -161,6 +161,8 @@ class Bench:
 
     def kill(self) -> int:
         """Kill the kernel; return how many processes outlive it, and kill those as well."""
+        if self.kernel is None:
+            return 0
         with contextlib.suppress(psutil.NoSuchProcess):
             psutil.Process(self.kernel.pid).kill()
         survivors = self.alive()
@@ -201,16 +203,16 @@ def shows_line(fault, text) -> bool:
 
 def write(folder, rows, blocked, notes):
     """Write what was measured as fault_table.json and fault_table.md."""
-    about = {
-        "machine": f"{platform.system()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-        "torch": importlib.metadata.version("torch"),
-        "notes": notes,
-    }
-    everything = about | {"faults": rows, "stop_and_kill": blocked}
+    python, torch = platform.python_version(), importlib.metadata.version("torch")
+    notes = [
+        f"{platform.system()}, {os.cpu_count()} cores, Python {python}, torch {torch}.",
+        *notes,
+    ]
+    everything = {"notes": notes, "faults": rows, "stop_and_kill": blocked}
     (folder / "fault_table.json").write_text(json.dumps(everything, indent=1) + "\n")
     launchers = [name for name in TITLES if any(row["launcher"] == name for row in rows)]
-    text = [f"{about['machine']}, torch {about['torch']}.", *notes, "", *summary(rows, launchers)]
-    text += ["", *stop_and_kill(blocked), "", *details(rows, launchers)]
+    text = [*notes, "", *summary(rows, launchers), "", *stop_and_kill(blocked)]
+    text += ["", *details(rows, launchers)]
     (folder / "fault_table.md").write_text("\n".join(text) + "\n")
 
 
@@ -226,15 +228,15 @@ def seconds(value) -> str:
 
 
 def summary(rows, launchers):
-    head = ["launcher", "cases", "message", "seconds, median", "line shown", "processes left"]
+    head = ["launcher", "cases", "with a message", "seconds, median and most"]
+    head += ["with the student's line", "with processes left"]
     body = []
     for name in launchers:
         mine = [row for row in rows if row["launcher"] == name]
-        times = [row["seconds"] for row in mine if row["seconds"] is not None]
-        body.append(
-            [TITLES[name], len(mine), len(times), seconds(statistics.median(times or [math.nan]))]
-            + [sum(row["line_shown"] for row in mine), sum(row["left"] > 0 for row in mine)]
-        )
+        times = [row["seconds"] for row in mine if row["seconds"] is not None] or [math.nan]
+        line = [TITLES[name], len(mine), sum(row["seconds"] is not None for row in mine)]
+        line += [f"{statistics.median(times):.2f}, {max(times):.2f}"]
+        body.append(line + [sum(r["line_shown"] for r in mine), sum(r["left"] > 0 for r in mine)])
     return table(head, body)
 
 
@@ -268,6 +270,17 @@ def details(rows, launchers):
     return table(head, body)
 
 
+def run(launcher, cases, patience, done):
+    """Measure a launcher; call `done(kind, row)` after each case."""
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(launcher, patience, Path(folder))
+        for case in cases:
+            done("fault", bench.measure(*case))
+        for fault in BLOCKED:
+            done("blocked", bench.measure_blocked(fault, 2))
+        bench.kill()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--all", action="store_true", help="other launchers in all cases as well")
@@ -276,28 +289,23 @@ def main():
     parser.add_argument("--patience", type=float, default=10, help="seconds to wait for others")
     parser.add_argument("--out", type=Path, default=Path(), help="folder for the report")
     options = parser.parse_args()
-    notes, rows, blocked = [], [], []
+    notes, rows = [], {"fault": [], "blocked": []}
     if "accelerate" in options.launchers and importlib.util.find_spec("accelerate") is None:
         options.launchers.remove("accelerate")
-        notes.append("accelerate is not installed and left out: pip install accelerate.")
+        notes.append("accelerate is not installed and so left out.")
+
+    def done(kind, row):
+        rows[kind].append(row)
+        print(*row.values(), sep="  ", file=sys.stderr)
+        write(options.out, rows["fault"], rows["blocked"], notes)
+
     cases = [case for case in CASES if options.only in case[0].name]
+    few = [case for case in cases if case[1:] == (2, 1)]
     for launcher in options.launchers:
-        patience = 200 if launcher == "course" else options.patience
-        mine = cases
-        if launcher != "course" and not options.all:
-            mine = [(fault, nproc, bad) for fault, nproc, bad in cases if (nproc, bad) == (2, 1)]
-        with tempfile.TemporaryDirectory() as folder:
-            bench = Bench(launcher, patience, Path(folder))
-            for case in mine:
-                rows.append(bench.measure(*case))
-                print(*rows[-1].values(), sep="  ", file=sys.stderr)
-                write(options.out, rows, blocked, notes)
-            for fault in BLOCKED:
-                blocked.append(bench.measure_blocked(fault, 2))
-                print(*blocked[-1].values(), sep="  ", file=sys.stderr)
-            write(options.out, rows, blocked, notes)
-            if bench.kernel is not None:
-                bench.kill()
+        if launcher == "course":
+            run(launcher, cases, 200, done)
+        else:
+            run(launcher, cases if options.all else few, options.patience, done)
 
 
 if __name__ == "__main__":

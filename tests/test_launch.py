@@ -427,3 +427,79 @@ def test_spawned_ranks_do_the_same(monkeypatch):
     assert sorted(run.output) == [(0, "hello"), (1, "hello")]
     with pytest.raises(RankError, match="rank 1 failed first"):
         LAUNCH(worker, True)
+
+
+# what students do
+
+
+def test_unseeded_ranks_differ_like_separate_processes():
+    first, second = LAUNCH(lambda: torch.rand(3)).values
+    assert not torch.equal(first, second)
+
+
+def test_a_function_that_names_torch_backends_is_sent():
+    def worker():
+        torch.backends.cudnn.deterministic = True
+        return torch.backends.cudnn.deterministic
+
+    assert LAUNCH(worker).values == [True, True]
+
+
+def test_a_wrapped_model_is_refused_with_advice():
+    def worker():
+        return torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+
+    with pytest.raises(RankError, match="take model.module"):
+        LAUNCH(worker)
+
+
+def test_a_rank_that_forks_returns_its_own_value():
+    def worker():
+        return "child" if os.fork() == 0 else "parent"
+
+    assert LAUNCH(worker).values == ["parent", "parent"]
+
+
+def test_this_rank_knows_a_group_that_was_set_up_by_hand(tmp_path):
+    meeting = f"file://{tmp_path}/meeting"
+
+    def worker():
+        dist.destroy_process_group()
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+            del os.environ[name]
+        dist.init_process_group("gloo", meeting, rank=rank, world_size=world_size)
+        return this_rank().rank, this_rank().world_size
+
+    assert LAUNCH(worker).values == [(0, 2), (1, 2)]
+
+
+def test_a_value_that_cannot_be_read_is_that_ranks_error():
+    class Poison:
+        def __reduce__(self):
+            return eval, ("1 / 0",)
+
+    with pytest.raises(RankError, match="ZeroDivisionError.*\n.*cannot be read here") as caught:
+        LAUNCH(lambda: Poison() if dist.get_rank() == 1 else None)
+    assert caught.value.rank == 1
+
+
+def test_endless_recursion_is_told_briefly():
+    def worker(n=0):
+        return worker(n + 1)
+
+    with pytest.raises(RankError, match="RecursionError") as caught:
+        LAUNCH(worker)
+    assert len(str(caught.value).splitlines()) < 40
+
+
+@pytest.mark.parametrize("kind", ["async", "generator"])
+def test_what_is_no_plain_function_is_refused(kind):
+    async def coroutine():
+        pass
+
+    def generator():
+        yield 1
+
+    with pytest.raises(TypeError, match="give launch\\(\\) a plain function"):
+        launch(coroutine if kind == "async" else generator)
