@@ -112,11 +112,11 @@ class Supervisor:
         except processes.Gone as error:
             raise verdict.nothing_known(self.state, str(error)) from None
         except KeyboardInterrupt:
+            self._on_record_do = None  # it may have been what took too long
             self._ask(GRACE)
             raise errors.Interrupted(verdict.interrupted(self.state)) from None
         finally:
-            for output in self.state.outputs:
-                output.end()
+            self._end_output()
 
     def _wait(self) -> list:
         state = self.state
@@ -124,17 +124,25 @@ class Supervisor:
             self._pump(0.1)
             if state.failures:
                 self._let_others_report()
+                self._end_output()
                 raise verdict.rank_error(state)
             if self._late():
                 self._ask()
+                self._end_output()
                 raise verdict.hang_error(state, self._headline())
             quiet = self._clock() - self._last_sign > WATCH
             if quiet and len(state.ready) == state.nproc and self._stuck():
+                self._end_output()
                 raise verdict.hang_error(state, verdict.CAN_NEVER_GO_ON)
         self._leave()
         if self._check_order and (error := verdict.order_error(state)):
             raise error
         return [state.values[number] for number in range(state.nproc)]
+
+    def _end_output(self) -> None:
+        """Take lines that have no end: none will come."""
+        for output in self.state.outputs:
+            output.end()
 
     def output(self) -> list[tuple[int, str]]:
         """Return all that is kept of what ranks printed, as (rank, line)."""

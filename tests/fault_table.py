@@ -46,8 +46,8 @@ def mark():
 """
 START = """
 def started(rank, nproc, port, bad):
-    os.environ.setdefault("RANK", str(rank))
-    os.environ |= dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, WORLD_SIZE=str(nproc))
+    place = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE=str(nproc))
+    os.environ.update(place | os.environ)  # accelerate has set them
     dist.init_process_group("gloo")
     worker(bad)
 """
@@ -83,7 +83,8 @@ def cell(launcher, fault, nproc, bad, folder) -> str:
         port = str(probe.getsockname()[1])
     arguments = f"{nproc}, {port!r}, {bad}"
     if launcher == "accelerate":
-        call = f"notebook_launcher(started, (0, {arguments}), num_processes={nproc}, use_port='0')"
+        how = f"num_processes={nproc}, use_port='{port}'"
+        call = f"notebook_launcher(started, (0, {arguments}), {how})"
         return f"from accelerate import notebook_launcher\n{source}{START}{call}"
     (folder / "faulty.py").write_text(IMPORTS + source + START)  # spawn needs a module
     call = f"torch.multiprocessing.spawn(faulty.started, ({arguments}), nprocs={nproc})"
