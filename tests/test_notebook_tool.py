@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -206,3 +207,20 @@ def test_a_failed_build_says_where_and_leaves_the_notebook_alone(course, text, c
 def test_a_name_that_fits_nothing_is_one_line(course):
     with pytest.raises(SystemExit, match="no text source starts with '77'; there are: 00_a"):
         tool(course, "build", "77")
+
+
+def test_a_notebook_that_somebody_worked_in_is_kept_when_it_is_built_anew(tmp_path):
+    tool = [sys.executable, notebooks.__file__, "--root", str(tmp_path), "build"]
+    source = tmp_path / "notebooks" / "source" / "00_x.py"
+    source.parent.mkdir(parents=True)
+    source.write_text("# %%\nprint(1)\n")
+    subprocess.run(tool, check=True)
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e", "-C", str(tmp_path)]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *command], check=True)
+    notebook = tmp_path / "notebooks" / "00_x.ipynb"
+    mine = notebook.read_text().replace("print(1)", "print('my own work')")
+    notebook.write_text(mine)
+    subprocess.run(tool, check=True)
+    (kept,) = (tmp_path / "notebooks" / ".before-build").iterdir()
+    assert kept.read_text() == mine and "my own work" not in notebook.read_text()

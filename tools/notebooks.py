@@ -12,6 +12,8 @@ import argparse
 import hashlib
 import os
 import re
+import shutil
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -137,6 +139,19 @@ def serialise(notebook: nbformat.NotebookNode) -> str:
     return nbformat.writes(nbformat.reads(text, as_version=4)).rstrip("\n") + "\n"
 
 
+def keep_changed(notebook: Path) -> None:
+    """Copy a notebook that differs from the committed one: somebody may have worked in it."""
+    command = ["git", "diff", "--quiet", "HEAD", "--", notebook.name]
+    if not notebook.exists() or shutil.which("git") is None:
+        return
+    if subprocess.run(command, cwd=notebook.parent, capture_output=True).returncode == 1:
+        folder = notebook.parent / ".before-build"
+        folder.mkdir(exist_ok=True)
+        copy = folder / f"{notebook.stem}-{time.strftime('%Y%m%d-%H%M%S')}.ipynb"
+        shutil.copy2(notebook, copy)
+        print(f"kept as it was in {copy.relative_to(notebook.parent)}; ", end="")
+
+
 def build(source: Path) -> None:
     """Source -> executed notebook, written in one piece, or not at all when something is wrong."""
     target = notebook_of(source)
@@ -150,6 +165,7 @@ def build(source: Path) -> None:
     scratch = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         scratch.write_text(text, encoding="utf-8", newline="\n")
+        keep_changed(target)
         os.replace(scratch, target)
     finally:
         scratch.unlink(missing_ok=True)
