@@ -2,7 +2,9 @@
 
 import argparse
 import dataclasses
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -65,7 +67,23 @@ class Settings:
 
     def check(self) -> None:
         """Raise ValueError for what this machine cannot do, before any process starts."""
+        self.check_place()
         self.mixed_precision().check_model(self.build_model(self.load_data()[0]))
+
+    def check_place(self) -> None:
+        """Raise ValueError if the checkpoint could not be written, or would replace a file."""
+        if not self.checkpoint:
+            return
+        path = Path(self.checkpoint)
+        if path.exists() and not self.resume:
+            raise ValueError(
+                f"{path} exists: --resume goes on from it (resume=True), or choose another name."
+            )
+        folder = _existing(path.absolute().parent)
+        if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise ValueError(
+                f"the checkpoint {path} cannot be written there: choose another place."
+            )
 
     def identity(self) -> dict:
         """Return what must be equal for a resume: all but the checkpoint's place."""
@@ -83,6 +101,11 @@ class Settings:
     def build_model(self, train_set) -> torch.nn.Module:
         sizes = {"vocabulary": len(train_set.vocabulary)} if self.model == "gpt" else {}
         return models.build(self.model, **sizes)
+
+
+def _existing(folder: Path) -> Path:
+    """Return the folder, or the nearest above it that exists: the rest can be made."""
+    return folder if folder.exists() else _existing(folder.parent)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

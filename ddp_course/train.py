@@ -136,6 +136,7 @@ def run(settings: Settings, tell: Callable = report) -> dict:
     Returns {"test_loss", "accuracy", "steps", "weights"}, the same on all ranks; `weights` is the
     model's state.
     """
+    settings.check_place()
     torch.manual_seed(settings.seed)  # the same first weights on every rank
     train_set, test_set = settings.load_data()
     loader = data.shard(train_set, settings.micro_batch, seed=settings.seed)

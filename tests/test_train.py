@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_course import data, launch, models
+from ddp_course import RankError, data, launch, models
 from ddp_course.amp import MixedPrecision
 from ddp_course.settings import Settings
 from ddp_course.train import evaluate, run, train, warmup_then_cosine
@@ -200,6 +200,22 @@ def test_bad_settings_are_one_clear_line(change, line):
     assert "\n" not in str(caught.value)
 
 
+def test_a_resume_with_other_settings_is_refused(tmp_path):
+    settings = Settings(epochs=1, micro_batch=64, checkpoint=str(tmp_path / "run.pt"))
+    launch(run, settings, timeout=60)
+    other = dataclasses.replace(settings, resume=True, learning_rate=1e-5)
+    with pytest.raises(RankError, match="learning_rate=0.002, not 1e-05"):
+        launch(run, other, timeout=60)
+
+
+def test_a_file_that_is_there_is_not_replaced(tmp_path):
+    notes = tmp_path / "notes.txt"
+    notes.write_text("mine")
+    with pytest.raises(RankError, match="exists: --resume goes on from it"):
+        launch(run, dataclasses.replace(SHORT, checkpoint=str(notes)), timeout=60)
+    assert notes.read_text() == "mine"
+
+
 # as a script
 
 
@@ -278,6 +294,10 @@ def test_a_picture_is_saved(tmp_path):
         (["--plot", "out.bmp"], "must end in .png"),
         (["--plot", "no/such/place.png"], "cannot write there"),
         (["--tyop", "1"], "unknown option --tyop"),
+        (["--checkpoint", __file__], "exists: --resume goes on from it"),
+        (["--checkpoint", __file__ + "/run.pt"], "cannot be written there"),
+        (["--epochs", "2", "--resume"], "give --checkpoint FILE as well"),
+        (["--prec", "bf16"], "unknown option --prec"),
     ],
 )
 def test_a_bad_value_is_one_line_and_exit_code_2(arguments, line):
