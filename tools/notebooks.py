@@ -114,7 +114,7 @@ def anonymous(text: str) -> str:
     }
     for place, name in places.items():
         for spelling in (place, place.replace(home, "~", 1)):
-            text = re.sub(re.escape(spelling) + r"(?=[/\\])", lambda _, name=name: name, text)
+            text = re.sub(re.escape(spelling) + r"(?=[/\\]|\s|$)", lambda _, name=name: name, text)
     return re.sub(r"\S*ipykernel_\d+[/\\]\d+\.py", "<cell>", text)
 
 
