@@ -4,6 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 import uuid
 
 import psutil
@@ -49,10 +50,11 @@ class Kernel:
         return seen
 
     def finish(self, request: str, timeout=120) -> str:
-        """Return what a started cell printed, once it has ended."""
+        """Return what a started cell printed, once it has ended; raise queue.Empty if too late."""
         printed, error, cell = "", None, None
+        deadline = time.monotonic() + timeout
         while True:
-            message = self.client.get_iopub_msg(timeout=timeout)
+            message = self.client.get_iopub_msg(timeout=max(0, deadline - time.monotonic()))
             if message["parent_header"].get("msg_id") != request:
                 continue
             kind, content = message["msg_type"], message["content"]
