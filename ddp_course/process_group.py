@@ -124,6 +124,8 @@ def process_group(backend: str | None = None, timeout: float | None = None):
     dist.init_process_group(me.backend, rank=me.rank, world_size=me.world_size, **options)
     try:
         yield me
+        if dist.is_initialized() and me.world_size > 1:
+            dist.barrier()  # a rank that leaves early can make gloo abort the others
     finally:
         if dist.is_initialized():  # the body may have torn it down itself
             dist.destroy_process_group()

@@ -442,7 +442,7 @@ def test_too_few_processes_are_said_and_later_launches_work(tmp_path):
     lines = printed.splitlines()
     assert code == 0 and lines[0] == "[0, 1]" and lines[-1] == "[0]"
     assert "ulimit -u" in printed and "Traceback" not in printed
-    assert len(lines) < 15 and error == ""
+    assert len(lines) < 40 and error == ""
 
 
 # limits

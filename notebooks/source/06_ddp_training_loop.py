@@ -473,6 +473,7 @@ def main(epochs=3, batch=32, learning_rate=0.2):
     correct = evaluate(model.module, test_set, device)  # on every rank
     if dist.get_rank() == 0:
         print(f"accuracy {correct:.4f}, threads a rank: {torch.get_num_threads()}")
+    dist.barrier()  # nobody leaves while another may still be talking
     dist.destroy_process_group()
 
 

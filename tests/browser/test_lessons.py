@@ -44,9 +44,9 @@ def run_all(page):
 def test_a_lesson_runs_from_top_to_bottom(lab, page, screenshots, lesson):
     open_notebook(page, lab, f"notebooks/{lesson}.ipynb")
     run_all(page)
-    progress = page.locator("progress")
-    progress.first.wait_for(timeout=120_000)
-    progress.first.scroll_into_view_if_needed()
+    page.locator("progress").first.wait_for(state="attached", timeout=120_000)
+    # it is replaced five times a second: too quick to be held by the driver
+    page.evaluate("document.querySelector('progress')?.scrollIntoView({block: 'center'})")
     page.screenshot(path=screenshots / f"{lesson}_live.png")
     page.wait_for_function(IDLE, timeout=240_000)
     assert page.errors == []
