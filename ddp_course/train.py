@@ -11,6 +11,7 @@ From a notebook:          launch(train.run, train.Settings(precision="bf16"), np
 import argparse
 import itertools
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -238,4 +239,6 @@ def summary(result: dict) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # PyTorch's threads now and then abort a process that is already done

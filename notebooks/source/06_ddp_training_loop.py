@@ -522,7 +522,6 @@ with subprocess.Popen(
     [*torchrun, "train_digits.py"], stdout=subprocess.PIPE, text=True
 ) as process:
     *losses, last_line = process.stdout.read().splitlines()
-assert process.returncode == 0
 printed = [float(line.split()[1]) for line in losses]
 
 assert len(printed) == len(first)
