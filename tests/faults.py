@@ -384,8 +384,10 @@ STUCK = [
             IS_AT,
         ),
         (
-            "stuck in C code that lets no thread run",
-            '        re.match("(a+)+$", 60 * "a" + "b")  # fault',
+            "stuck in C code that lets no thread run, deaf to SIGTERM",
+            """\
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        re.match("(a+)+$", 60 * "a" + "b")  # fault""",
             IS_AT,
             "in C or C++ code that lets no other thread run",
         ),
