@@ -12,7 +12,8 @@ import math
 import sys
 import time
 
-from . import drawing, plots
+from . import plots
+from .plots import drawing
 
 LEAST_INTERVAL = 0.2  # seconds between two drawings
 SHARE = 0.02  # of one core may go into drawing

@@ -18,7 +18,8 @@ _NOISE = re.compile(
 _NOISE_GOES_ON = re.compile(r"Exception raised from |frame #\d+: |<omitting python frames>|$")
 # faulthandler's stacks, after a crash or when asked: threads with their frames, innermost first.
 _THREAD = re.compile(r"(Current thread|Thread) 0x|Fatal Python error: ")
-_REPORT = re.compile(r'  File "|  <no Python frame>|  \.\.\.|Extension modules: |$')
+_REPORT = re.compile(r'  File "|  <no Python frame>|  \.\.\.|  Garbage-|Extension modules: |$')
+_CUT_SHORT = ('  File "', "  <no Python frame>", "  Garbage-", "Thread 0x", "Current thread 0x")
 _FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 
 
@@ -46,11 +47,12 @@ class Output:
             self._partial = ""
 
     def end(self) -> None:
-        """Print what came without a newline."""
+        """Print what came without a newline, unless it is a report of which the rest is missing."""
         self._partial += self._decoder.decode(b"", final=True)
-        if self._partial:
+        cut_short = any(start.startswith(self._partial) for start in _CUT_SHORT)
+        if self._partial and not (self._in_report and cut_short):
             self._take([self._partial])
-            self._partial = ""
+        self._partial = ""
 
     @property
     def lines(self) -> list[str]:

@@ -9,6 +9,7 @@ Everything goes through live Jupyter kernels. Writes fault_table.md and fault_ta
 current folder (or --out FOLDER). Seconds are counted from the moment of the fault, which ranks
 write to a file (all processes of a machine share the clock), to the end of the cell. Where nothing
 is shown within --patience seconds, the stop button is pressed; what it leaves then is killed.
+Faults of which nobody can know before the time is up get a time-out of 1 s here.
 """
 
 import argparse
@@ -105,7 +106,8 @@ class Bench:
             fine = Fault("none", "def worker(bad):\n    dist.barrier()  # fault\n")
             self.kernel.run(IMPORTS + cell(self.launcher, fine, 2, 0, self.folder))
         (self.folder / "moments").write_text("")
-        return self.kernel.start(cell(self.launcher, fault, nproc, bad, self.folder))
+        self.code = cell(self.launcher, fault, nproc, bad, self.folder)
+        return self.kernel.start(self.code)
 
     def moments(self) -> list[float]:
         return [float(line) for line in (self.folder / "moments").read_text().split()]
@@ -121,13 +123,22 @@ class Bench:
         except CellError as error:
             row["seconds"] = round(time.monotonic() - max(self.moments(), default=math.nan), 2)
             row["seen"] = first_line(error.brief)
-            row["line_shown"] = shows_line(fault, error.shown + error.printed)
+            row["line_shown"] = self.shows_line(error.shown + error.printed)
         except queue.Empty:
             row["seconds_to_stop"] = self.stop(request)
         row["left"] = len(self.alive())
         if row["left"] or row["seen"] is None:
             row["left_when_killed"] = self.kill()
         return row
+
+    def shows_line(self, text) -> bool:
+        """Return whether the text names or shows the line at which the student's code is wrong."""
+        code = self.code
+        if self.launcher == "spawn":
+            code = (self.folder / "faulty.py").read_text()
+        lines = enumerate(code.splitlines(), 1)
+        number, line = next((n, line) for n, line in lines if re.search("# (fault|others)$", line))
+        return f", line {number}" in plain(text) or line.partition("  # ")[0].strip() in plain(text)
 
     def measure_blocked(self, fault, nproc) -> dict:
         """Return what the stop button and, in another kernel, SIGKILL leave of blocked ranks."""
@@ -190,13 +201,6 @@ def first_line(brief) -> str:
     name, _, message = plain(brief).partition(": ")
     line = next((line for line in message.splitlines() if re.search(r"\w", line)), "")
     return f"{name}: {line.strip()}" if line else name
-
-
-def shows_line(fault, text) -> bool:
-    """Return whether the text holds the source line at which the student's code went wrong."""
-    number = fault.line("fault") or fault.line("others")
-    source = fault.source.splitlines()[number - 1].partition("  # ")[0].strip()
-    return source in plain(text)
 
 
 # the report
@@ -275,11 +279,13 @@ def run(launcher, cases, patience, done):
     """Measure a launcher; call `done(kind, row)` after each case."""
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(launcher, patience, Path(folder))
-        for case in cases:
-            done("fault", bench.measure(*case))
-        for fault in BLOCKED:
-            done("blocked", bench.measure_blocked(fault, 2))
-        bench.kill()
+        try:
+            for case in cases:
+                done("fault", bench.measure(*case))
+            for fault in BLOCKED:
+                done("blocked", bench.measure_blocked(fault, 2))
+        finally:
+            bench.kill()
 
 
 def main():

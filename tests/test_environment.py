@@ -378,6 +378,34 @@ def test_launches_on_a_machine_with(tmp_path, name):
     assert not [line for line in error.splitlines() if "hostname of the client socket" not in line]
 
 
+HANGS = """
+from ddp_course import HangError, launch
+import torch, torch.distributed as dist
+
+def worker():
+    if dist.get_rank() == 1:
+        dist.all_reduce(torch.ones(4))
+
+try:
+    launch(worker, timeout=60)
+except HangError as error:
+    print(torch.__file__, error, error.stacks[1], sep="\\n")
+"""
+
+
+def test_torch_may_be_installed_elsewhere(tmp_path):
+    """As with pip install --user, or in the Python below a virtual environment."""
+    elsewhere = tmp_path / "site-packages"
+    elsewhere.symlink_to(Path(torch.__file__).parents[1])
+    paths = [str(elsewhere), *sys.path]
+    code, printed, _ = run_script(
+        tmp_path / "script.py", HANGS, PYTHONPATH=os.pathsep.join(filter(None, paths))
+    )
+    place = f"{tmp_path / 'script.py'}, line 7"
+    assert code == 0 and printed.startswith(str(elsewhere))
+    assert f"rank 1 waits in all_reduce(float32[4]) ({place})" in printed
+
+
 NAME_SERVER = """
 import socket
 server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

@@ -20,7 +20,8 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.text import Text
 from PIL import Image
 
-from ddp_course import drawing, plots
+from ddp_course import plots
+from ddp_course.plots import drawing
 
 SKIPPED = [0, 1, 40]
 RED = to_hex(drawing.SKIPPED["color"])

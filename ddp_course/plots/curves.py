@@ -1,4 +1,4 @@
-"""The figures of the course, drawn from what ranks reported.
+"""Curves of what ranks reported, by step.
 
     plots.summary(run)                                      # as a cell's last value it shows itself
     plots.compare({"one rank": first, "two ranks": second})
@@ -14,7 +14,7 @@ import statistics
 
 from matplotlib.ticker import MaxNLocator
 
-from .drawing import (  # noqa: F401  show and SKIPPED are for lessons and live views
+from .drawing import (
     DIM,
     MEAN,
     PALE,
@@ -22,7 +22,6 @@ from .drawing import (  # noqa: F401  show and SKIPPED are for lessons and live 
     POWER_OF_2,
     PRECISION,
     RUNS,
-    SKIPPED,
     Picture,
     canvas,
     course_style,
@@ -32,9 +31,7 @@ from .drawing import (  # noqa: F401  show and SKIPPED are for lessons and live 
     line,
     rank_style,
     say,
-    show,
 )
-from .prediction import prediction  # noqa: F401
 from .records import along, count, finite, ranks_of, records_of, series, trend
 
 LABELS = {  # of axes, with units
