@@ -15,7 +15,8 @@ _PEER_LOST = re.compile(
     re.IGNORECASE,
 )
 # Where torch.distributed lives (not torch/nn/parallel/distributed.py, nor a folder of that name).
-_C10D = os.path.join(os.path.dirname(importlib.util.find_spec("torch").origin), "distributed", "")
+_TORCH = os.path.dirname(importlib.util.find_spec("torch").origin)
+_C10D = os.path.join(_TORCH, "distributed", "")
 MOST_CHARACTERS = 5000  # of an error's own text
 MOST_FRAMES = 30  # of a stack that are shown, half of them from either end
 _LINKS = {
@@ -153,8 +154,9 @@ def _own(frames):
 def _is_library(file: str) -> bool:
     paths = sysconfig.get_paths()
     package = __file__.rpartition("errors.py")[0]
-    return file.startswith(
-        (paths["stdlib"], paths["purelib"], paths["platlib"], package, "<frozen")
+    installed = (paths["stdlib"], paths["purelib"], paths["platlib"], package, _TORCH, "<frozen")
+    return file.startswith(installed) or bool(
+        {"site-packages", "dist-packages"} & set(file.split(os.sep))
     )
 
 
