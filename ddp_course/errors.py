@@ -64,6 +64,10 @@ class Interrupted(KeyboardInterrupt):
         return [f"KeyboardInterrupt: {self}"]
 
 
+class Stopped(RuntimeError):
+    """A run in the background was stopped, by its `stop` or by the next one."""
+
+
 class OrderError(RunError):
     """Ranks called collectives in different orders, found by `launch(…, check_order=True)`."""
 

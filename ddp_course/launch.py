@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from . import fork_server, machine, processes, rank, wire
+from .background import Background
 from .process_group import choose_backend, cores
 from .supervisor import Supervisor
 
@@ -37,8 +38,9 @@ def launch(
     backend: str | None = None,
     on_record: Callable[[dict], None] | None = None,
     check_order: bool = False,
+    wait: bool = True,
     **kwargs,
-) -> Run:
+) -> Run | Background:
     """Run `fn(*args, **kwargs)` on `nproc` fresh ranks with the process group up; return a `Run`.
 
     `fn` may be defined in a notebook cell; its arguments are copied to every rank, its return
@@ -50,6 +52,9 @@ def launch(
 
     `check_order` compares, at the end, which line called each collective on each rank, and raises
     OrderError where they differ: two swapped all-reduces of one shape give wrong sums in silence.
+
+    With `wait=False` it returns a `Background` at once, and the notebook stays free: see there for
+    how to stop, pause, slow and steer the run. `on_record` is then called in a thread.
     """
     if rank.inside():
         raise RuntimeError(
@@ -62,9 +67,16 @@ def launch(
     chosen, note = choose_backend(nproc, backend)
     if note:
         print(note)
-    with Supervisor(nproc, timeout, on_record, check_order) as supervisor:
+    supervisor = Supervisor(nproc, timeout, on_record, check_order)
+
+    def result(values):
+        return Run(values, supervisor.state.records, supervisor.output(), chosen)
+
+    if not wait:
+        return Background(supervisor, work, chosen, result, getattr(on_record, "end", None))
+    with supervisor:
         supervisor.send_work(work, chosen)
-        return Run(supervisor.wait(), supervisor.state.records, supervisor.output(), chosen)
+        return result(supervisor.wait())
 
 
 def check_nproc(nproc) -> None:

@@ -11,6 +11,9 @@ that.
 import math
 import sys
 import time
+from collections.abc import Callable
+
+from tqdm.auto import tqdm
 
 from . import plots
 from .plots import drawing
@@ -21,16 +24,30 @@ POINTS = 240  # of a curve; more would not be seen
 WIDTH, HEIGHT, MARGIN = 205, 100, 6  # pixels of a panel
 
 
+class Pace:
+    """Says when to draw: at most five times a second, and for at most 2 % of one core's time."""
+
+    def __init__(self):
+        self._next = 0.0
+
+    def draw(self, drawing: Callable) -> None:
+        """Call `drawing` if it is time to."""
+        began = time.monotonic()
+        if began >= self._next:
+            drawing()
+            took = time.monotonic() - began
+            self._next = began + took + max(LEAST_INTERVAL, took / SHARE)
+
+
 class View:
     """Draws the records it is called with; as a context manager leaves the final picture there.
 
-    Outside a notebook it prints a line now and then instead.
+    Outside a notebook it moves a progress bar instead.
     """
 
     def __init__(self):
         self.records = []
-        self._next = 0.0
-        self._id = None
+        self._pace, self._id, self._bar = Pace(), None, None
         if _in_notebook():
             from IPython.display import display
 
@@ -40,37 +57,45 @@ class View:
         return self
 
     def __exit__(self, error, *_):
-        if error is not None:  # which says more than a picture, and may come of what is drawn
-            return
-        if self._id and not self.records:
-            from IPython.display import display
+        self.end(error)
 
-            display(_html("no rank reported anything"), display_id=self._id, update=True)
-        elif self._id:
-            full = {"loss_scale", "skipped", "samples_per_s"} <= self.records[0].keys()
-            picture = (plots.summary if full else plots.loss)(self.records)
-            drawing.show(picture, display_id=self._id, update=True)
+    def end(self, error=None) -> None:
+        """Replace the drawing by the final picture, unless the run failed: its error says more."""
+        if self._bar is not None:
+            self._move_bar()
+            self._bar.close()
+        if error is not None or self._id is None:
+            return
+        if not self.records:
+            self._show(_html("no rank reported anything"))
+            return
+        full = {"loss_scale", "skipped", "samples_per_s"} <= self.records[0].keys()
+        picture = (plots.summary if full else plots.loss)(self.records)
+        drawing.show(picture, display_id=self._id, update=True)
 
     def __call__(self, record: dict) -> None:
         """Take one record, with at least step and loss, and draw, if it is time to."""
         if not {"step", "loss"} <= record.keys():
             raise ValueError("a live view draws records with step and loss: report(step=…, loss=…)")
         self.records.append(record)
-        began = time.monotonic()
-        if began < self._next or record["rank"] != 0:
-            return
-        if self._id:
-            from IPython.display import display
+        if record["rank"] == 0:
+            draw = self._move_bar if self._id is None else self._draw
+            self._pace.draw(draw)
 
-            display(_html(panels(self.records)), display_id=self._id, update=True)
-            pause = max(LEAST_INTERVAL, (time.monotonic() - began) / SHARE)
-        else:
-            print(
-                f"step {record['step'] + 1} of {record.get('steps', '?')}, "
-                f"loss {record['loss']:.3f}"
-            )
-            pause = 2
-        self._next = time.monotonic() + pause
+    def _draw(self) -> None:
+        self._show(_html(panels(self.records)))
+
+    def _show(self, content) -> None:
+        from IPython.display import display
+
+        display(content, display_id=self._id, update=True)
+
+    def _move_bar(self) -> None:
+        last = self.records[-1]
+        if self._bar is None:
+            self._bar = tqdm(total=last.get("steps"), unit="step", leave=True)
+        self._bar.set_postfix_str(f"loss {last['loss']:.3f}", refresh=False)
+        self._bar.update(last["step"] + 1 - self._bar.n)
 
 
 def view() -> View:
@@ -102,6 +127,8 @@ def panels(records: list[dict]) -> str:
         content += _loss_scale(first)
     if "samples_per_s" in first[0]:
         content += _throughput(first)
+    if "communication" in first[-1]:
+        content += _communication(by_rank)
     return content
 
 
@@ -110,7 +137,9 @@ def _progress(first: list[dict]) -> str:
     if not steps:
         return f"step {done}<br>"
     seconds = first[-1]["time"] - first[0]["time"]
-    left = f", about {seconds / (done - 1) * (steps - done):.0f} s left" if 1 < done < steps else ""
+    left = ""
+    if 1 < done < steps:
+        left = f", {tqdm.format_interval(seconds / (done - 1) * (steps - done))} left"
     bar = f'<progress value="{done}" max="{steps}" style="width: 360px"></progress>'
     return f"{bar} step {done} of {steps}{left}<br>"
 
@@ -141,6 +170,15 @@ def _loss_scale(first: list[dict]) -> str:
 def _throughput(first: list[dict]) -> str:
     speeds = [record["samples_per_s"] for record in first]
     return _panel(f"{speeds[-1]:,.0f} samples/s", [(speeds, "black", 1.5)], from_zero=True)
+
+
+def _communication(by_rank: dict) -> str:
+    shares = [
+        ([r.get("communication", math.nan) for r in mine], drawing.rank_style(rank)["color"], 1.5)
+        for rank, mine in sorted(by_rank.items())
+    ]
+    mean = sum(values[-1] for values, _, _ in shares) / len(shares)
+    return _panel(f"communication {mean:.0%} of a step", shares, from_zero=True)
 
 
 def _panel(title: str, curves: list[tuple], crosses=(), from_zero=False) -> str:

@@ -1,6 +1,7 @@
 """What ranks print: whole lines, labelled; noise and floods are kept out of the cell."""
 
 import codecs
+import functools
 import re
 from collections import deque
 
@@ -24,9 +25,13 @@ _FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 
 
 class Output:
-    """The output of one rank, fed in pieces of any size. `lines` is all that is kept of it."""
+    """The output of one rank, fed in pieces of any size. `lines` is all that is kept of it.
+
+    `show` is called with what the cell is to print: labelled lines.
+    """
 
     def __init__(self, rank: int):
+        self.show = functools.partial(print, flush=True)
         self._rank, self._partial, self._shown = rank, "", 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._first, self._last = [], deque()
@@ -85,7 +90,7 @@ class Output:
         self._shown += len(text)
         if self._shown > SHOWN:
             text = f"{text[:2000]}\n[rank {self._rank}] … prints too much to show: see .output"
-        print(text, flush=True)
+        self.show(text)
 
     def _keep(self, line: str) -> None:
         if self._room > 0:

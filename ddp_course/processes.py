@@ -37,7 +37,19 @@ class Gone(RuntimeError):
     """All processes of a run have gone at once."""
 
 
-class ForkedRanks:
+class _Ranks:
+    """What both kinds share."""
+
+    def each(self, action: str) -> None:
+        """Do "suspend" or "resume" with the process of each rank that lives."""
+        import psutil
+
+        for pid in self.pids.values():
+            with contextlib.suppress(psutil.Error):
+                getattr(psutil.Process(pid), action)()
+
+
+class ForkedRanks(_Ranks):
     """Ranks forked by a guardian of this run (see `fork_server`)."""
 
     def __init__(self, nproc: int):
@@ -86,7 +98,7 @@ class ForkedRanks:
             self._open.close()
 
 
-class SpawnedRanks:
+class SpawnedRanks(_Ranks):
     """Ranks started as new interpreters; each ends when the pipe of its commands does."""
 
     events = None

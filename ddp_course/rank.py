@@ -18,6 +18,7 @@ import time
 import traceback
 
 from . import errors, flight, wire
+from .dials import turn
 
 STACK_SIGNAL = getattr(
     signal, "SIGUSR1", None
@@ -191,10 +192,15 @@ def _flush():
 
 
 def _obey(control: int, release: threading.Event) -> None:
-    """Answer commands: b"s" sends this rank's stack, b"x" lets it leave; their end is ours."""
+    """Answer commands: b"s" sends this rank's stack, b"d" turns dials, b"x" lets it leave.
+
+    Their end is ours.
+    """
     while command := os.read(control, 1):
         if command == b"s":
             _channel.send("stack", **_whereabouts())
+        elif command == b"d":
+            turn(**pickle.loads(wire.read(control)))
         elif command == b"x":
             release.set()
     if not release.is_set():

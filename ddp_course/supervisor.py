@@ -7,6 +7,7 @@ import contextlib
 import functools
 import os
 import pickle
+import queue
 import selectors
 import sys
 import time
@@ -55,8 +56,10 @@ class Supervisor:
         self._frames = [wire.Frames() for _ in range(nproc)]
         self._ranks = self._store = None
         self._selector = selectors.DefaultSelector()
-        self._started, self._last_sign = time.monotonic(), 0.0
+        self._started, self._last_sign, self._all_ready = time.monotonic(), 0.0, 0.0
         self._still = 0  # looks, one after the other, at which no rank had moved
+        self._posted = queue.SimpleQueue()  # what other threads want done
+        self._paused_at, self._dials = None, {}
 
     def __enter__(self):
         try:
@@ -126,6 +129,8 @@ class Supervisor:
                 self._let_others_report()
                 self._end_output()
                 raise verdict.rank_error(state)
+            if self._paused_at is not None:
+                continue
             if self._late():
                 self._ask()
                 self._end_output()
@@ -161,10 +166,48 @@ class Supervisor:
             return f"the ranks had not all started after {START_UP} s:"
         return f"no result after {self._timeout:g} s:"
 
+    # what is asked of it while it runs
+
+    def post(self, action) -> None:
+        """Have `action()` done by the thread that waits, soon; any thread may call it."""
+        self._posted.put(action)
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The process of each rank that has started."""
+        return self._ranks.pids if self._ranks is not None else {}
+
+    def turn(self, dials: dict[str, float]) -> None:
+        """Tell the ranks that dials were turned, once they are not paused."""
+        self._dials.update(dials)
+        if self._paused_at is not None:
+            return
+        for number in self.state.unfinished:
+            with contextlib.suppress(BrokenPipeError):
+                commands = self._ranks.pipes[number][0].fileno()
+                os.write(commands, b"d")
+                wire.write(commands, pickle.dumps(self._dials))
+
+    def pause(self) -> None:
+        """Stop the ranks' processes; neither time-out nor hang is looked for meanwhile."""
+        if self._paused_at is None:
+            self._paused_at = self._clock()
+            self._ranks.each("suspend")
+
+    def resume(self) -> None:
+        """Let the ranks' processes go on."""
+        if self._paused_at is not None:
+            self._ranks.each("resume")
+            self._all_ready += self._clock() - self._paused_at
+            self._last_sign, self._paused_at = self._clock(), None
+            self.turn({})
+
     # what arrives
 
     def _pump(self, seconds: float) -> None:
         """Handle what ranks have sent and how they ended; wait at most `seconds` for something."""
+        while not self._posted.empty():
+            self._posted.get()()
         ended = self._ranks.exits() if self._ranks.events is None else {}
         for key, _ in self._selector.select(seconds):
             if key.data is None:

@@ -135,7 +135,7 @@ def run(settings: Settings, tell: Callable = report) -> dict:
     it.
 
     Returns {"test_loss", "accuracy", "steps", "weights"}, the same on all ranks; `weights` is the
-    model's state.
+    model's state. Records have, beside those of `train`, steps and communication (share of time).
     """
     settings.check_place()
     torch.manual_seed(settings.seed)  # the same first weights on every rank
@@ -146,6 +146,7 @@ def run(settings: Settings, tell: Callable = report) -> dict:
     amp.check_model(model)
     if dist.is_initialized():
         model = DistributedDataParallel(model)
+        model._set_ddp_runtime_logging_sample_rate(1)  # its clock, for every step
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
     steps = settings.epochs * math.ceil(len(loader) / settings.accumulation_steps)
     scheduler = warmup_then_cosine(optimizer, settings.warmup_steps, steps)
@@ -155,7 +156,7 @@ def run(settings: Settings, tell: Callable = report) -> dict:
     done = _resume(settings, parts, loader)
     schedule = {"epochs": settings.epochs, "accumulation_steps": settings.accumulation_steps}
     for record in train(model, loader, optimizer, amp, scheduler, **schedule, done=done):
-        tell(**record, steps=steps)
+        tell(**record, **_communication(model, record["seconds"]), steps=steps)
         if settings.checkpoint and record["batches_done"] == len(loader):
             epoch, step = record["epoch"] + 1, record["step"] + 1
             extra = settings.identity()
@@ -163,6 +164,17 @@ def run(settings: Settings, tell: Callable = report) -> dict:
     test_loss, accuracy = evaluate(model, data.exact_shard(test_set, 256), amp)
     weights = getattr(model, "module", model).state_dict()
     return {"test_loss": test_loss, "accuracy": accuracy, "steps": steps, "weights": weights}
+
+
+def _communication(model, seconds: float) -> dict[str, float]:
+    """Return {"communication": share of the step's seconds}, from DDP's own clock, if it has one.
+
+    From the first bucket's all-reduce to the end of the last; it may overlap with the backward.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        return {}
+    measured = model._get_ddp_logging_data().get("backward_comm_time")  # nanoseconds
+    return {} if measured is None else {"communication": measured / 1e9 / seconds}
 
 
 def _resume(settings: Settings, parts: dict, loader) -> tuple[int, int, int]:

@@ -85,12 +85,19 @@ def test_redraws_are_at_most_five_a_second_and_two_percent(monkeypatch, drawing_
     assert 2 <= clock.drawings <= most
 
 
-def test_in_a_terminal_it_prints_lines_now_and_then(capsys):
+def test_in_a_terminal_it_moves_a_progress_bar(capsys):
     with live.view() as view:
         for step in range(50):
             view(record(step))
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "step 1 of 100, loss 2.000" and len(lines) < 5
+    states = capsys.readouterr().err.split("\r")
+    assert len(states) < 8 and "50/100" in states[-1] and "loss 1.510" in states[-1]
+
+
+def test_the_share_of_communication_is_drawn_for_each_rank():
+    records = [
+        record(step, rank, communication=0.25 + rank / 2) for step in (0, 1) for rank in (0, 1)
+    ]
+    assert "communication 50% of a step" in live.panels(records)
 
 
 def test_records_with_a_loss_only_are_drawn_too():
@@ -106,4 +113,4 @@ def test_what_is_not_finite_is_drawn_at_the_edge():
 
 def test_time_left_follows_from_the_steps_done():
     html = live.panels([record(0), record(50)])
-    assert "step 51 of 100" in html and "about 5 s left" in html
+    assert "step 51 of 100, 00:04 left" in html
