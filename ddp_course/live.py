@@ -17,11 +17,10 @@ from tqdm.auto import tqdm
 
 from . import plots
 from .plots import drawing
+from .plots.sketch import chart
 
 LEAST_INTERVAL = 0.2  # seconds between two drawings
 SHARE = 0.02  # of one core may go into drawing
-POINTS = 240  # of a curve; more would not be seen
-WIDTH, HEIGHT, MARGIN = 205, 100, 6  # pixels of a panel
 
 
 class Pace:
@@ -116,20 +115,41 @@ def _html(content: str):
     )
 
 
-def panels(records: list[dict]) -> str:
-    """Return progress, loss, loss scale and throughput so far as HTML."""
+def panels(records: list[dict], size: int = 14) -> str:
+    """Return progress, loss, loss scale and throughput so far as HTML; `size` is in pixels."""
     by_rank = {}
     for record in records:
         by_rank.setdefault(record["rank"], []).append(record)
     first = by_rank[min(by_rank)]
-    content = _progress(first) + _loss(by_rank, first)
+    box = {"size": size, "width": 205 * size // 14, "height": 100 * size // 14}
+    content = _progress(first) + _loss(by_rank, first, box)
     if any(record.get("loss_scale", 1) != 1 for record in first):  # fp32 and bf16 have none
-        content += _loss_scale(first)
+        content += loss_scale(first, **box)
     if "samples_per_s" in first[0]:
-        content += _throughput(first)
+        speeds = [record["samples_per_s"] for record in first]
+        title = f"{speeds[-1]:,.0f} samples/s"
+        content += chart(title, [(speeds, "black", 1.5)], from_zero=True, **box)
     if "communication" in first[-1]:
-        content += _communication(by_rank)
+        content += _communication(by_rank, box)
     return content
+
+
+def of_ranks(by_rank: dict, quantity: str, thickness: float = 1) -> list[tuple]:
+    """Return a curve of each rank's own quantity, in the rank's colour and with its name."""
+    return [
+        (values, drawing.rank_style(rank)["color"], thickness, f"rank {rank}")
+        for rank, mine in sorted(by_rank.items())
+        if (values := [record[quantity] for record in mine if quantity in record])
+    ]
+
+
+def loss_scale(first: list[dict], **box) -> str:
+    """Return the chart of one rank's loss scale, as powers of 2, with its skipped steps."""
+    scales = [record["loss_scale"] for record in first]
+    powers = [math.log2(scale) if scale > 0 else -math.inf for scale in scales]
+    skipped = [index for index, record in enumerate(first) if record.get("skipped")]
+    title = f"loss scale 2^{powers[-1]:.0f}" + (f", {len(skipped)} skipped ✕" if skipped else "")
+    return chart(title, [(powers, "black", 1.5)], crosses=skipped, **box)
 
 
 def _progress(first: list[dict]) -> str:
@@ -144,68 +164,13 @@ def _progress(first: list[dict]) -> str:
     return f"{bar} step {done} of {steps}{left}<br>"
 
 
-def _loss(by_rank: dict, first: list[dict]) -> str:
-    curves = [
-        (
-            [record["local_loss"] for record in mine if "local_loss" in record],
-            drawing.rank_style(rank)["color"],
-            1,
-        )
-        for rank, mine in sorted(by_rank.items())
-    ]
-    curves.append(([record["loss"] for record in first], "black", 2.5))
-    return _panel(f"loss {first[-1]['loss']:.3f}", curves)
+def _loss(by_rank: dict, first: list[dict], box: dict) -> str:
+    curves = of_ranks(by_rank, "local_loss")
+    mean = ([record["loss"] for record in first], "black", 2.5, *(["mean"] if curves else []))
+    return chart(f"loss {first[-1]['loss']:.3f}", [*curves, mean], **box)
 
 
-def _loss_scale(first: list[dict]) -> str:
-    powers = [
-        math.log2(record["loss_scale"]) if record["loss_scale"] > 0 else -math.inf
-        for record in first
-    ]
-    skipped = [index for index, record in enumerate(first) if record.get("skipped")]
-    title = f"loss scale 2^{powers[-1]:.0f}" + (f", {len(skipped)} skipped ✕" if skipped else "")
-    return _panel(title, [(powers, "black", 1.5)], skipped)
-
-
-def _throughput(first: list[dict]) -> str:
-    speeds = [record["samples_per_s"] for record in first]
-    return _panel(f"{speeds[-1]:,.0f} samples/s", [(speeds, "black", 1.5)], from_zero=True)
-
-
-def _communication(by_rank: dict) -> str:
-    shares = [
-        ([r.get("communication", math.nan) for r in mine], drawing.rank_style(rank)["color"], 1.5)
-        for rank, mine in sorted(by_rank.items())
-    ]
-    mean = sum(values[-1] for values, _, _ in shares) / len(shares)
-    return _panel(f"communication {mean:.0%} of a step", shares, from_zero=True)
-
-
-def _panel(title: str, curves: list[tuple], crosses=(), from_zero=False) -> str:
-    """Return a titled box with curves (values, color, width), ✕ at places of the first one."""
-    finite = [value for values, _, _ in curves for value in values if math.isfinite(value)]
-    low, high = min([0, *finite] if from_zero else finite, default=0), max(finite, default=1)
-    spread = high - low or 1
-
-    def place(index, values):
-        value = min(max(values[index], low), high) if values[index] == values[index] else high
-        x = MARGIN + index / max(1, len(values) - 1) * (WIDTH - 2 * MARGIN)
-        return x, HEIGHT - MARGIN - (value - low) / spread * (HEIGHT - 2 * MARGIN)
-
-    shapes = ""
-    for values, color, width in curves:
-        picked = range(0, len(values), max(1, len(values) // POINTS))
-        points = " ".join("{:.1f},{:.1f}".format(*place(index, values)) for index in picked)
-        shapes += (
-            f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="{width}"/>'
-        )
-    for index in crosses:
-        x, y = place(index, curves[0][0])
-        color = drawing.SKIPPED["color"]
-        shapes += (
-            f'<path d="M{x - 4:.1f},{y - 4:.1f}l8,8m0,-8l-8,8" stroke="{color}" stroke-width="2"/>'
-        )
-    figure = '<figure style="display: inline-block; margin: 4px 8px 4px 0">'
-    size = f'width="{WIDTH}" height="{HEIGHT}" style="border: 1px solid #bbb"'
-    box = f'<svg {size} role="img" aria-label="{title}">{shapes}</svg>'
-    return f"{figure}<figcaption>{title}</figcaption>{box}</figure>"
+def _communication(by_rank: dict, box: dict) -> str:
+    shares = of_ranks(by_rank, "communication")
+    mean = sum(values[-1] for values, *_ in shares) / len(shares)
+    return chart(f"communication {mean:.0%} of a step", shares, from_zero=True, **box)

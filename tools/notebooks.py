@@ -30,8 +30,9 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from notebook_check import drift, faults, plain
 
 ROOT = Path(__file__).resolve().parent.parent
-TREES = ("notebooks", "solutions")
+TREES = ("notebooks", "notebooks/demos", "solutions")
 CELL_SECONDS = 120
+WIDGET = "application/vnd.jupyter.widget-view+json"
 METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {
@@ -120,7 +121,10 @@ def anonymous(text: str) -> str:
 
 def tidy(notebook: nbformat.NotebookNode) -> None:
     """Take out of the outputs what says nothing to a reader and differs from build to build."""
+    notebook.metadata.pop("widgets", None)
     for cell in notebook.cells:
+        if "outputs" in cell:  # a stored control panel would look alive, and do nothing
+            cell.outputs = [o for o in cell.outputs if WIDGET not in o.get("data", {})]
         for output in cell.get("outputs", ()):
             if output.output_type == "stream":
                 output.text = anonymous(output.text)
@@ -128,15 +132,6 @@ def tidy(notebook: nbformat.NotebookNode) -> None:
                 output.traceback = [anonymous(line) for line in output.traceback]
             elif "text/plain" in output.data:
                 output.data["text/plain"] = anonymous(output.data["text/plain"])
-
-
-def serialise(notebook: nbformat.NotebookNode) -> str:
-    """The notebook's file; the random ids of its widgets become numbers in order of creation."""
-    text = nbformat.writes(notebook)
-    for state in notebook.metadata.get("widgets", {}).values():
-        for number, model in enumerate(state["state"]):
-            text = text.replace(model, f"{number:032x}")
-    return nbformat.writes(nbformat.reads(text, as_version=4)).rstrip("\n") + "\n"
 
 
 def keep_changed(notebook: Path) -> None:
@@ -159,7 +154,7 @@ def build(source: Path) -> None:
     notebook = convert(source)
     execute(notebook, target.parent)
     tidy(notebook)
-    text = serialise(notebook)
+    text = nbformat.writes(notebook).rstrip("\n") + "\n"
     if found := faults(notebook, len(text.encode())):
         raise Broken("; ".join(found))
     scratch = target.with_name(f".{target.name}.{os.getpid()}")

@@ -17,7 +17,11 @@ NBVAL = ("-m", "pytest", "--nbval", "--nbval-current-env", "--nbval-cell-timeout
 
 def notebooks() -> list[str]:
     """The notebooks to run again, relative to the root; a tree may still have none."""
-    found = [*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("solutions/*.ipynb")]
+    found = [
+        *ROOT.glob("notebooks/*.ipynb"),
+        *ROOT.glob("notebooks/demos/*.ipynb"),
+        *ROOT.glob("solutions/*.ipynb"),
+    ]
     return sorted(path.relative_to(ROOT).as_posix() for path in found)
 
 

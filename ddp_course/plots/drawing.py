@@ -6,12 +6,13 @@ inside `course_style()`. pyplot is never touched: nothing is global, no figure s
 """
 
 import base64
-import functools
+import contextlib
 import html
 import io
 import math
 import statistics
 import textwrap
+import threading
 from pathlib import Path
 
 from matplotlib import rcParams, style
@@ -22,7 +23,15 @@ from matplotlib.ticker import FuncFormatter
 from PIL import Image
 
 STYLE = Path(__file__).with_name("course.mplstyle")
-course_style = functools.partial(style.context, ["default", STYLE])  # @course_style() or with
+_one_at_a_time = threading.RLock()  # a style is global in matplotlib, and live views have threads
+
+
+@contextlib.contextmanager
+def course_style():
+    """The course's style inside of `with course_style():` or of a function `@course_style()`."""
+    with _one_at_a_time, style.context(["default", STYLE]):
+        yield
+
 
 # Hues in Okabe and Ito's order, which colour-blind eyes can tell apart. Their black is the mean of
 # the ranks, their vermilion communication; yellow, hard to see in a thin line, comes last.
@@ -87,9 +96,17 @@ class Picture(Figure):
         image.save(file, "png", optimize=True)
         return file.getvalue()
 
+    def html(self) -> str:
+        """Return the picture as an HTML img element with its alternative text."""
+        return _tag(base64.b64encode(self.png()).decode(), self.alternative_text)
+
     def _ipython_display_(self):
         # Not _repr_mimebundle_: the writer that "%matplotlib inline" has for Figures would win.
         show(self)
+
+
+def _tag(png: str, alt: str) -> str:
+    return f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{png}">'
 
 
 def show(figure: Picture, **how) -> None:
@@ -98,8 +115,7 @@ def show(figure: Picture, **how) -> None:
 
     png, alt = base64.b64encode(figure.png()).decode(), figure.alternative_text
     # JupyterLab (4.6) ignores "alt" in the metadata of image/png, but it prefers text/html to it.
-    tag = f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{png}">'
-    data = {"text/html": tag, "image/png": png, "text/plain": alt}
+    data = {"text/html": _tag(png, alt), "image/png": png, "text/plain": alt}
     display(data, metadata={"image/png": {"alt": alt}}, raw=True, **how)
 
 

@@ -40,6 +40,9 @@ def lab(tmp_path_factory):
     settings = folder / "settings" / "@jupyterlab" / "notebook-extension"
     settings.mkdir(parents=True)
     (settings / "tracker.jupyterlab-settings").write_text('{"windowingMode": "none"}')
+    news = folder / "settings" / "@jupyterlab" / "apputils-extension"
+    news.mkdir(parents=True)
+    (news / "notification.jupyterlab-settings").write_text('{"fetchNews": "false"}')
     environment = {
         **os.environ,
         "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"],
@@ -66,7 +69,7 @@ def page(lab):
         page = browser.new_page(viewport={"width": 1100, "height": 1000})
         page.errors = []
         page.on("pageerror", lambda error: page.errors.append(str(error)))
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(int(os.environ.get("BROWSER_TIMEOUT", 60_000)))
         yield page
         browser.close()
 

@@ -1,13 +1,9 @@
 """Lessons in a real JupyterLab: everything runs, every picture is described, Stop stops."""
 
-import nbformat
 import psutil
 import pytest
+from pages import IDLE, open_cells, open_notebook, ranks_of, run_all
 
-IDLE = """() => document.querySelector('.jp-Notebook') &&
-    ![...document.querySelectorAll('.jp-InputPrompt')].some(e => e.textContent.includes('*'))"""
-BUSY = """() =>
-    [...document.querySelectorAll('.jp-InputPrompt')].some(e => e.textContent.includes('*'))"""
 BLOCKED = """
 import torch, torch.distributed as dist
 from ddp_course import launch
@@ -19,25 +15,6 @@ def worker():
         pass
 launch(worker)
 """
-
-
-def open_notebook(page, lab, path):
-    address, _, _ = lab
-    for _ in range(3):  # the server prints its address a moment before it listens
-        try:
-            page.goto(f"{address}/lab/tree/{path}?reset")
-            break
-        except Exception as error:
-            if "REFUSED" not in str(error):
-                raise
-    page.wait_for_selector(".jp-Notebook .jp-Cell")
-    page.locator(".jp-Toolbar-kernelName", has_text="Python 3").first.wait_for()
-
-
-def run_all(page):
-    page.get_by_role("menuitem", name="Run", exact=True).first.click()
-    page.get_by_text("Run All Cells", exact=True).click()
-    page.wait_for_function(BUSY)
 
 
 @pytest.mark.parametrize("lesson", ["00_start_here", "06_ddp_training_loop"])
@@ -58,16 +35,12 @@ def test_a_lesson_runs_from_top_to_bottom(lab, page, screenshots, lesson):
 
 
 def test_the_stop_button_ends_the_ranks_and_the_kernel_goes_on(lab, page, screenshots):
-    _, folder, process = lab
-    cells = [nbformat.v4.new_code_cell(code) for code in (BLOCKED, "print('still', 'here')")]
-    spec = {"kernelspec": {"name": "python3", "display_name": "Python 3 (ipykernel)"}}
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=spec), folder / "stop.ipynb")
-    open_notebook(page, lab, "stop.ipynb")
+    open_cells(page, lab, "stop.ipynb", BLOCKED, "print('still', 'here')")
     first, second = page.locator(".jp-CodeCell").all()
     first.locator(".cm-content").click()
     page.keyboard.press("Control+Enter")
     page.get_by_text("[rank 1] up").wait_for()
-    ranks = [p for p in psutil.Process(process.pid).children(recursive=True) if in_run(p)]
+    ranks = ranks_of(lab)
     assert len(ranks) == 3  # a guardian and two ranks
     page.locator(
         '[data-command="notebook:interrupt-kernel"] button, [title^="Interrupt"]'
@@ -79,12 +52,3 @@ def test_the_stop_button_ends_the_ranks_and_the_kernel_goes_on(lab, page, screen
     second.locator(".cm-content").click()
     page.keyboard.press("Control+Enter")
     page.get_by_text("still here").wait_for()
-
-
-def in_run(process) -> bool:
-    """Whether this is a guardian or a rank: a copy of the fork server, the kernel's child."""
-    try:
-        command = process.cmdline()
-        return "fork_server" in " ".join(command) and process.parent().cmdline() == command
-    except psutil.NoSuchProcess:
-        return False
