@@ -179,15 +179,17 @@ def _styled(content: str, size: float) -> str:
 
 def _failure(error) -> str:
     message = html.escape(f"{type(error).__name__}: {error}")
-    return f'<pre style="white-space: pre-wrap; font-size: 85%">{message}</pre>'
+    look = "white-space: pre-wrap; word-break: normal; overflow-wrap: anywhere; font-size: 85%"
+    return f'<pre style="{look}">{message}</pre>'
 
 
 def _big() -> widgets.HTML:
     """What ipywidgets has no setting for: the size of names, values and choices."""
-    parts = (".widget-label", ".widget-label-basic", ".widget-readout", "select", "option")
+    parts = (".widget-label", ".widget-readout", ".widget-radio label", "select", "label")
     names = ", ".join(f".ddp-course-panel {part}" for part in parts)
     look = "font-size: 16pt; height: auto; line-height: 1.5; min-width: 5em"
-    return widgets.HTML(f"<style>{names} {{ {look} }}</style>", layout={"display": "none"})
+    ticks = ".ddp-course-panel input { width: 22px; height: 22px; margin: 4px 10px 4px 2px }"
+    return widgets.HTML(f"<style>{names} {{ {look} }} {ticks}</style>", layout={"display": "none"})
 
 
 def _choice(worker) -> tuple[Callable, list]:
@@ -226,9 +228,9 @@ def _dial(name: str, values):
     if all(isinstance(value, int) for value in values):
         return widgets.IntSlider(value=first, min=low, max=high, **look)
     if low > 0 and high / low >= 50:
-        return widgets.FloatLogSlider(
-            value=first, min=math.log10(low), max=math.log10(high), readout_format=".3g", **look
-        )
+        look["readout_format"] = ",.0f" if low >= 1 else ".3g"
+        ends = {"min": math.log10(low), "max": math.log10(high)}
+        return widgets.FloatLogSlider(value=first, **ends, **look)
     step = (high - low) / 100
     return widgets.FloatSlider(
         value=first, min=low, max=high, step=step, readout_format=".3g", **look

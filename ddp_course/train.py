@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed.elastic.multiprocessing import errors as elastic
 from torch.nn.parallel import DistributedDataParallel
 
 from . import checkpoint, data
@@ -234,7 +235,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         settings = settings_from(parser.parse_args(argv))
     except ValueError as error:
-        print(f"ddp_course.train: {error}", file=sys.stderr)
+        if this_rank().local_rank == 0:  # once, not from every rank
+            print(f"ddp_course.train: {error}", file=sys.stderr)
         return 2
     torch.set_num_threads(threads_per_rank(this_rank().local_world_size))
     with process_group() as me:
@@ -251,6 +253,6 @@ def summary(result: dict) -> str:
 
 
 if __name__ == "__main__":
-    code = main()
+    code = elastic.record(main)()  # torchrun then shows the traceback of the rank that failed first
     sys.stdout.flush()
     os._exit(code)  # PyTorch's threads now and then abort a process that is already done

@@ -427,8 +427,8 @@ import torch, torch.distributed as dist
 
 
 def positions(nproc: int) -> list[int]:
-    """Return the ranks that are worth being the bad one: the first, the last, one in the middle."""
-    return [0, 1] if nproc == 2 else [0, nproc // 2, nproc - 1]
+    """Return the ranks that are the bad one in turn: all of them."""
+    return list(range(nproc))
 
 
 CASES = [(fault, nproc, bad) for fault in FAULTS for nproc in (2, 4) for bad in positions(nproc)]

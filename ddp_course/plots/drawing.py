@@ -106,7 +106,8 @@ class Picture(Figure):
 
 
 def _tag(png: str, alt: str) -> str:
-    return f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{png}">'
+    source = f"data:image/png;base64,{png}"
+    return f'<img alt="{html.escape(alt)}" style="max-width: 100%" src="{source}">'
 
 
 def show(figure: Picture, **how) -> None:

@@ -59,7 +59,8 @@ def chart(
         shapes += _text(say(high), left - 6, size, size, anchor="end")
         shapes += _text(say(low), left - 6, height - 6, size, anchor="end")
         shapes += _text(unit, left - 6, height / 2, size, anchor="end")
-    box = f'<svg width="{width}" height="{height}" style="border: 1px solid #bbb"'
+    box = f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    box += ' style="border: 1px solid #bbb; max-width: 100%; height: auto"'
     box += f' role="img" aria-label="{html.escape(title)}">{shapes}</svg>'
     figure = '<figure style="display: inline-block; margin: 4px 8px 4px 0">'
     return f"{figure}<figcaption>{html.escape(title)}</figcaption>{box}</figure>"

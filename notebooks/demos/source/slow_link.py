@@ -28,7 +28,7 @@ class Counting(SlowLink):
 
 def train_slowly():
     torch.manual_seed(0)
-    model = DistributedDataParallel(models.MLP(width=512))
+    model = DistributedDataParallel(models.MLP(width=512), bucket_cap_mb=25)  # one bucket
     link = Counting(mbit(1000), latency=1e-4)
     model.register_comm_hook(None, link)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
