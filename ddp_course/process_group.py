@@ -4,15 +4,18 @@ The environment variables are torchrun's, and `launch` sets the very same ones, 
 script does not know (and need not care) which of the two started it.
 """
 
+import json
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing import errors as elastic
 
-from . import machine
+from . import errors, machine
 
 ALREADY_UP = (
     "the process group is already up: `launch` (or an earlier call) has set it up in this process. "
@@ -108,8 +111,9 @@ def process_group(backend: str | None = None, timeout: float | None = None):
 
     Every rank must enter it. Under torchrun (and inside `launch`) it joins the other ranks; in a
     plain `python script.py` it makes a group of one. Selects the GPU, if any, and tears the group
-    down on every path out. `timeout` (seconds) is how long a collective may wait. Raises
-    RuntimeError if a process group is already up.
+    down on every path out. An error in the body is told to torchrun, whose report then shows the
+    traceback of the rank that failed first. `timeout` (seconds) is how long a collective may wait.
+    Raises RuntimeError if a process group is already up.
     """
     if dist.is_initialized():
         raise RuntimeError(ALREADY_UP)
@@ -126,6 +130,25 @@ def process_group(backend: str | None = None, timeout: float | None = None):
         yield me
         if dist.is_initialized() and me.world_size > 1:
             dist.barrier()  # a rank that leaves early can make gloo abort the others
+    except Exception as error:
+        _tell_torchrun(error)
+        raise
     finally:
         if dist.is_initialized():  # the body may have torn it down itself
             dist.destroy_process_group()
+
+
+def _tell_torchrun(error: Exception) -> None:
+    """Leave the error where torchrun looks for it, unless it only says that a peer has gone.
+
+    torchrun blames the earliest by whole seconds, and of several the lowest rank, which may only
+    have lost its peer: so a cause is dated a second back.
+    """
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not file or errors.is_consequence([{"text": str(error)}]):
+        return
+    elastic.get_error_handler().record_exception(error)
+    told = json.loads(Path(file).read_text())
+    about = told["message"]["extraInfo"]
+    about["timestamp"] = str(int(about["timestamp"]) - 1)
+    Path(file).write_text(json.dumps(told))

@@ -20,7 +20,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.distributed.elastic.multiprocessing import errors as elastic
 from torch.nn.parallel import DistributedDataParallel
 
 from . import checkpoint, data
@@ -253,6 +252,6 @@ def summary(result: dict) -> str:
 
 
 if __name__ == "__main__":
-    code = elastic.record(main)()  # torchrun then shows the traceback of the rank that failed first
+    code = main()
     sys.stdout.flush()
     os._exit(code)  # PyTorch's threads now and then abort a process that is already done

@@ -2,11 +2,14 @@
 
 import importlib
 import os
+import re
 import subprocess
 import sys
+import uuid
 
 import pytest
 import torch.distributed as dist
+from kernels import MARK, gone, marked
 
 from ddp_course import RankError, launch, process_group, this_rank
 
@@ -50,6 +53,33 @@ def test_under_torchrun(tmp_path):
         assert f"{rank} again: the process group is already up" in out
         assert f"{rank} up afterwards: False" in out
     assert out.count("sum 3") == 2
+
+
+FAULTY = """
+import torch, torch.distributed as dist
+from ddp_course import process_group
+with process_group() as me:
+    dist.barrier()
+    if me.rank == {bad}:
+        raise ValueError("bad luck")
+    dist.all_reduce(torch.ones(4))
+"""
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_torchrun_tells_the_rank_that_failed_first(tmp_path, bad):
+    script = tmp_path / "script.py"
+    script.write_text(FAULTY.format(bad=bad))
+    mark = uuid.uuid4().hex
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, script],
+        capture_output=True, text=True, timeout=120, env={**os.environ, MARK: mark},
+    )  # fmt: skip
+    cause = done.stderr.partition("Root Cause")[2]
+    assert done.returncode != 0 and gone(marked(mark))
+    assert re.search(rf"rank +: {bad} ", cause)
+    assert f'File "{script}", line 7' in cause and "ValueError: bad luck" in cause
 
 
 def test_a_plain_script_is_rank_0_of_1(tmp_path):
