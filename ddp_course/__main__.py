@@ -1,4 +1,4 @@
-"""The command line: `ddp-course doctor · lab · train`, the same as `python -m ddp_course …`."""
+"""The command line: `ddp-course doctor · lab · train · progress`, the same as `python -m ddp_course …`."""
 
 import os
 import sys
@@ -24,6 +24,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     lab.set_defaults(command=_lab)
     _add_train(commands)
+    progress = commands.add_parser("progress", help="which exercises are solved")
+    progress.set_defaults(command=_progress, parser=progress)
     arguments, rest = parser.parse_known_args(argv)
     if rest and arguments.command is not _lab:
         arguments.parser.error(f"unknown option {rest[0]}")
@@ -58,6 +60,13 @@ def _doctor(_) -> int:
     from .doctor import main as doctor
 
     return doctor([])
+
+
+def _progress(_) -> int:
+    from .grading import progress
+
+    print(progress.table())
+    return 0
 
 
 def _lab(arguments) -> int:

@@ -5,7 +5,8 @@
     python tools/notebooks.py check
 
 The text TREE/source/NAME.py (jupytext py:percent) becomes TREE/NAME.ipynb: converted, executed in
-TREE by the current Python, stored with its outputs. A notebook that fails is not written.
+TREE by the current Python, stored with its outputs. A notebook that fails is not written. From a
+solution the exercise of the same name is made as well, without outputs.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
+import exercises
 from notebook_check import drift, faults, plain
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -165,6 +167,33 @@ def build(source: Path) -> None:
     finally:
         scratch.unlink(missing_ok=True)
     print(f"built in {time.monotonic() - start:.0f} s, {len(text) / 1000:.0f} kB")
+    if source.parent.parent.name == "solutions":
+        build_exercise(source)
+
+
+def build_exercise(source: Path) -> None:
+    """Write the exercise of a solution; one that somebody works in is kept beside it."""
+    solution, target = convert(source), exercise_of(source)
+    if found := exercises.faults(solution):
+        raise Broken("; ".join(found))
+    target.parent.mkdir(exist_ok=True)
+    keep_changed(target)
+    text = nbformat.writes(exercises.exercise(solution)).rstrip("\n") + "\n"
+    target.write_text(text, encoding="utf-8", newline="\n")
+
+
+def check_exercise(source: Path) -> list[str]:
+    """Everything wrong with the exercise of a solution's text."""
+    target = exercise_of(source)
+    if not target.exists():
+        return ["not built"]
+    try:
+        difference = exercises.drift(
+            nbformat.read(target, as_version=4), exercises.exercise(convert(source))
+        )
+    except Exception as error:
+        return [f"not a notebook ({type(error).__name__}: {error})"]
+    return [difference] if difference else []
 
 
 def check(source: Path) -> list[str]:
@@ -188,6 +217,10 @@ def check(source: Path) -> list[str]:
 
 def notebook_of(source: Path) -> Path:
     return source.parent.parent / f"{source.stem}.ipynb"
+
+
+def exercise_of(source: Path) -> Path:
+    return source.parents[2] / "exercises" / f"{source.stem}.ipynb"
 
 
 def sources(root: Path, names: list[str]) -> list[Path]:
@@ -216,6 +249,8 @@ def check_all(root: Path) -> int:
     found = {}
     for source in sources(root, []):
         found[notebook_of(source)] = check(source)
+        if source.parent.parent.name == "solutions":
+            found[exercise_of(source)] = check_exercise(source)
     for tree in TREES:
         for orphan in sorted((root / tree).glob("*.ipynb")):
             found.setdefault(orphan, [f"has no text: write {tree}/source/{orphan.stem}.py"])

@@ -1,0 +1,13 @@
+"""Exercises on real ranks: `check` for the student in the notebook, `grade` for a class.
+
+exercise    the shape of an exercise: what runs on ranks, how it is judged
+table       all exercises
+exercises/  one module for each: its cases, with a message for each misconception
+compare     how numbers differ, in the student's terms
+check       run the cases on the ranks of this notebook
+progress    what has been solved
+"""
+
+from .check import check
+
+__all__ = ["check"]

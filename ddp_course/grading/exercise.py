@@ -1,0 +1,74 @@
+"""The shape of an exercise: what is run on the ranks, and what is made of what comes back.
+
+`run` sees only the student's function; `judge` sees only plain data, in another process. So nothing
+a submission does can reach the expected values, and `check` (in the notebook) and `grade` (over
+many submissions) come to the same verdict.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Case:
+    """One check of an exercise, with its points.
+
+    run(fn, rank, world_size, seed) -> {name: tensor, number, text, or list of these} on each rank,
+    with the process group up. judge(outputs, world_size, seed) -> what is wrong, in the student's
+    terms, or None; `outputs` holds what `run` returned, by rank. Both draw the same inputs from
+    `seed`, with a generator of their own.
+    """
+
+    name: str
+    points: int
+    run: Callable
+    judge: Callable
+    worlds: tuple[int, ...] = (1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """A function to write, by name, with the parameters that it is called with, and its cases."""
+
+    name: str  # "07_accumulate_window": of the notebook, the solution and the zoo
+    function: str
+    parameters: tuple[str, ...]
+    cases: tuple[Case, ...]
+
+    @property
+    def points(self) -> int:
+        return sum(case.points for case in self.cases)
+
+
+def generator(seed: int, *of: int) -> torch.Generator:
+    """Return a generator for this seed and, if ranks or windows differ, for `of` these numbers."""
+    state = seed
+    for number in of:
+        state = (state * 1_000_003 + number + 1) % (2**63)
+    return torch.Generator().manual_seed(state)
+
+
+def same_calls(outputs: list[dict], name: str = "collectives") -> str | None:
+    """Say where ranks called different collectives, from the lists that `calls` made, or None."""
+    lists = [output[name] for output in outputs]
+    for number, called in enumerate(zip(*lists, strict=False), 1):
+        if len(set(called)) > 1:
+            told = ", ".join(f"rank {rank} {call}" for rank, call in enumerate(called))
+            return f"the ranks call different collectives: number {number} is {told}."
+    counts = {len(calls) for calls in lists}
+    if len(counts) > 1:
+        told = ", ".join(f"rank {rank}: {len(calls)}" for rank, calls in enumerate(lists))
+        return f"the ranks call different numbers of collectives ({told}): the others would wait."
+    return None
+
+
+def calls() -> list[str]:
+    """Return the collectives that this rank has called so far, such as "all_reduce(float64[4])".
+
+    From PyTorch's flight recorder: nothing is patched. Subtract those before the student's call.
+    """
+    from .. import flight
+
+    return [str(collective) for collective in flight.log(None)]

@@ -1,0 +1,36 @@
+"""The table of all exercises: adding one means one module below `exercises` and one line here."""
+
+import difflib
+import importlib
+from collections.abc import Mapping
+
+from .exercise import Exercise
+
+MODULES = ("e07_accumulate_window",)
+
+
+class _Table(Mapping):
+    """{name: Exercise}; a module is imported when it is looked up."""
+
+    def __getitem__(self, name: str) -> Exercise:
+        module = f"e{name}"
+        if module not in MODULES:
+            raise KeyError(name)
+        return importlib.import_module(f"{__package__}.exercises.{module}").EXERCISE
+
+    def __iter__(self):
+        return (module[1:] for module in MODULES)
+
+    def __len__(self):
+        return len(MODULES)
+
+
+EXERCISES = _Table()
+
+
+def find(name: str) -> Exercise:
+    """Return the exercise of this name; raise ValueError, with the nearest names, if none is."""
+    if name in EXERCISES:
+        return EXERCISES[name]
+    near = difflib.get_close_matches(str(name), list(EXERCISES), n=3, cutoff=0.3)
+    raise ValueError(f"there is no exercise {name!r}: did you mean {', '.join(near or EXERCISES)}?")

@@ -1,0 +1,142 @@
+"""Wrong and right answers to 07_accumulate_window: what each is told."""
+
+import torch
+import torch.nn.functional as F
+
+WRONG = {}  # {function: what its message must hold}
+RIGHT = []
+
+
+def wrong(message):
+    def keep(fn):
+        WRONG[fn] = message
+        return fn
+
+    return keep
+
+
+def right(fn):
+    RIGHT.append(fn)
+    return fn
+
+
+@wrong("4× the large batch's: the loss was not divided by the number of micro-batches")
+def not_divided(model, window):
+    return sum(_backward(F.cross_entropy(model(x), y)) for x, y in window) / len(window)
+
+
+def _backward(loss):
+    loss.backward()
+    return loss.item()
+
+
+@wrong("32× the large batch's: the summed loss was not divided by the number of samples")
+def summed(model, window):
+    return sum(_backward(F.cross_entropy(model(x), y, reduction="sum")) for x, y in window)
+
+
+@wrong("4× too small: it was divided by the number of micro-batches twice")
+def divided_twice(model, window):
+    return sum(_backward(F.cross_entropy(model(x), y) / len(window) ** 2) for x, y in window)
+
+
+@wrong("the mean of the micro-batches' means")
+def mean_of_means(model, window):
+    return sum(_backward(F.cross_entropy(model(x), y) / len(window)) for x, y in window)
+
+
+@wrong("Only the last micro-batch is in it")
+def cleared_in_between(model, window):
+    samples = sum(len(y) for _, y in window)
+    for x, y in window:
+        model.zero_grad()
+        loss = F.cross_entropy(model(x), y, reduction="sum") / samples
+        loss.backward()
+    return loss.item()
+
+
+@wrong("Only the first micro-batch is in it")
+def backward_once(model, window):
+    x, y = window[0]
+    return _backward(F.cross_entropy(model(x), y))
+
+
+@wrong("The last micro-batch is not in it: it was dropped")
+def last_dropped(model, window):
+    samples, total = sum(len(y) for _, y in window), 0.0
+    for x, y in window[:-1] or window:
+        total += _backward(F.cross_entropy(model(x), y, reduction="sum") / samples)
+    return total
+
+
+@wrong("It is zero: was backward() called")
+def no_backward(model, window):
+    return sum(F.cross_entropy(model(x), y).item() for x, y in window)
+
+
+@wrong("still carries its graph")
+def keeps_graphs(model, window):
+    samples, total = sum(len(y) for _, y in window), 0.0
+    for x, y in window:
+        loss = F.cross_entropy(model(x), y, reduction="sum") / samples
+        loss.backward(retain_graph=True)
+        total = total + loss
+    return total
+
+
+@wrong("leave zero_grad to the caller")
+def clears_first(model, window):
+    model.zero_grad()
+    return one_batch(model, window)
+
+
+@wrong("it changes the weights")
+def steps_too(model, window):
+    loss = one_batch(model, window)
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    return loss
+
+
+@wrong("it should return the window's mean loss")
+def returns_nothing(model, window):
+    one_batch(model, window)
+
+
+@wrong("the returned mean loss is off")
+def returns_the_last_loss(model, window):
+    samples = sum(len(y) for _, y in window)
+    for x, y in window:
+        loss = F.cross_entropy(model(x), y, reduction="sum") / samples
+        loss.backward()
+    return loss.item()
+
+
+@right
+def one_batch(model, window):
+    x, y = (torch.cat(parts) for parts in zip(*window, strict=True))
+    return _backward(F.cross_entropy(model(x), y))
+
+
+@right
+def weighted_means(model, window):
+    samples, total = sum(len(y) for _, y in window), 0.0
+    for x, y in window:
+        total += _backward(F.cross_entropy(model(x), y) * (len(y) / samples))
+    return total
+
+
+@right
+def divided_at_the_end(model, window):
+    before = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    total = torch.zeros(())
+    for x, y in window:
+        loss = F.cross_entropy(model(x), y, reduction="sum")
+        loss.backward()
+        total = total + loss.detach()
+    samples = sum(len(y) for _, y in window)
+    for p, old in zip(model.parameters(), before, strict=True):
+        p.grad /= samples
+        if old is not None:
+            p.grad += old
+    return total / samples
