@@ -87,7 +87,7 @@ def this_rank(backend: str | None = None) -> Rank:
     local_rank = int(environment.get("LOCAL_RANK", 0))
     local_ranks = int(environment.get("LOCAL_WORLD_SIZE", 1))
     if dist.is_initialized():
-        chosen = dist.get_backend()
+        chosen = "nccl" if "nccl" in dist.get_backend() else dist.get_backend()
     else:
         chosen, _ = choose_backend(local_ranks, backend or os.environ.get("DDP_COURSE_BACKEND"))
     rank, world_size = int(environment.get("RANK", 0)), int(environment.get("WORLD_SIZE", 1))
@@ -125,7 +125,9 @@ def process_group(backend: str | None = None, timeout: float | None = None):
         options["store"] = dist.HashStore()
     if me.backend == "nccl":
         options["device_id"] = me.device
-    dist.init_process_group(me.backend, rank=me.rank, world_size=me.world_size, **options)
+    # nccl moves GPU tensors only: CPU tensors then go by gloo.
+    backends = "cpu:gloo,cuda:nccl" if me.backend == "nccl" else me.backend
+    dist.init_process_group(backends, rank=me.rank, world_size=me.world_size, **options)
     try:
         yield me
         if dist.is_initialized() and me.world_size > 1:

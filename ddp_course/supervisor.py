@@ -340,7 +340,7 @@ class Supervisor:
         self._ask()
         self._last_sign = self._clock()
         now, state = self.state.whereabouts, self.state
-        if state.failures or set(now) != set(range(state.nproc)):
+        if state.failures or not state.unfinished or set(now) != set(range(state.nproc)):
             return False
         still = all(
             number in before
