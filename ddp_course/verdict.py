@@ -107,7 +107,7 @@ def never_go_on(state) -> bool:
     ]
     if None in places:  # point to point is not recorded: somebody must send what somebody receives
         names = {waits(state.whereabouts[number]) for number in state.unfinished}
-        return names == {"recv"} or bool(state.values)
+        return names in ({"recv"}, {"send"}) or bool(state.values)
     same = len({(place.group, place.number, place.signature) for place in places}) == 1
     group, count = places[0].group, places[0].number
     left = [state.whereabouts[number]["log"] for number in state.values]
@@ -193,6 +193,8 @@ def _same_collective(state) -> str:
     waiting = {waits(state.whereabouts[number]) for number in asked}
     if waiting == {"recv"}:
         return "All that are left want to receive, and none sends."
+    if waiting == {"send"}:
+        return "All that are left want to send, and none receives."
     if len(asked) == state.nproc and len(waiting) == 1 and None not in waiting:
         return "All are in the same collective: do they agree on its source, destination and group?"
     return ""

@@ -204,6 +204,16 @@ TOGETHER = "The ranks disagree about collective number 2: "
 DIFFER = "the ranks' tensors differ in shape or type"
 DEADLOCKS = [
     _fault(
+        "all send and none receives",
+        """\
+    dist.send(torch.ones(4), dst=(rank + 1) % dist.get_world_size())  # others
+""",
+        *(CAN_NEVER, "want to send, and none receives", "rank {bad} waits in send ({others})"),
+        others="rank {other} waits in send ({others})",
+        error="HangError",
+        timeout=DEADLOCK,
+    ),
+    _fault(
         "a barrier on one rank only",
         """\
     if rank == bad:

@@ -197,7 +197,7 @@ def test_a_notebook_stores_one_picture_with_alternative_text():
         alt = output.metadata["image/png"]["alt"]
         assert alt == output.data["text/plain"] and "from 1 to 0.333 in 3 steps" in alt
         # what JupyterLab shows: it prefers HTML, and ignores the metadata of image/png
-        tag = r'<img alt="([^"]*)" src="data:image/png;base64,(.*)">'
+        tag = r'<img alt="([^"]*)" style="max-width: 100%" src="data:image/png;base64,(.*)">'
         picture = re.fullmatch(tag, output.data["text/html"])
         assert html.unescape(picture[1]) == alt
         assert picture[2] == output.data["image/png"].strip()
@@ -538,26 +538,44 @@ def test_predictions_are_open_measurements_filled_and_the_difference_is_beside()
     assert dots["#ffffff"] == [[20, 0], [8, 1], [1, 2]]
     assert dots["#000000"] == [[31, 0], [2, 1], [4, 2]]
     written = {text.get_text() for text in axes.texts}
-    assert written == {"predicted", "measured", "+55 %", "÷ 4", "× 4"}
-    assert axes.get_xlim()[0] == 0 and axes.get_xlabel() == "ms"
-    assert "step: predicted 20 ms, measured 31 ms (+55 %)." in figure.alternative_text
+    values = {"20", "31", "8", "2", "1", "4"}
+    said = ("55 % above the prediction", "25 % of the prediction", "4 times the prediction")
+    assert {text.replace("\n", " ") for text in written} == {
+        "predicted",
+        "measured",
+        *values,
+        *said,
+    }
+    bold = [text.get_text() for text in axes.texts if text.get_fontweight() == "bold"]
+    assert bold == ["31", "2", "4"]  # what was measured
+    assert axes.get_xlim()[0] <= 0 and axes.get_xlabel() == "ms"
+    assert "step: predicted 20 ms, measured 31 ms (55 % above the prediction)." in (
+        figure.alternative_text
+    )
     assert title(figure) == "0 of 3 predictions came within 10 % of the measurement"
 
 
 @pytest.mark.parametrize(
     "predicted, measured, difference",
     [
-        (2, 2, "0 %"),
-        (100, 91, "−9 %"),
-        (0, 3, "+3"),
-        (3, 0, "−3"),
-        (1, 4000, "× 4,000"),
-        (-1, -3, "−2"),
+        (2, 2, "as predicted"),
+        (100, 91, "9 % below the prediction"),
+        (1000, 1001, "less than 1 % above the prediction"),
+        (0, 3, "3 above the prediction"),
+        (3, 0, "3 below the prediction"),
+        (1, 4000, "4,000 times the prediction"),
+        (1, 3.27, "3.27 times the prediction"),
+        (8, 2, "25 % of the prediction"),
+        (-1, -3, "2 below the prediction"),
     ],
 )
-def test_the_difference_is_in_percent_or_a_factor_or_a_number(predicted, measured, difference):
+def test_the_difference_is_said_in_words_and_each_value_stands_at_its_dot(
+    predicted, measured, difference
+):
     figure = plots.prediction({"what": (predicted, measured)})
     assert title(figure).endswith(f"({difference})")
+    at = {text.get_text(): text.xy[0] for text in figure.axes[0].texts if hasattr(text, "xy")}
+    assert at[drawing.say(predicted)] == predicted and at[drawing.say(measured)] == measured
     test_nothing_is_cut_off_at_the_edge(figure)
 
 

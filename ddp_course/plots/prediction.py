@@ -17,12 +17,18 @@ from .drawing import (
 )
 from .records import number
 
+WORDS = 16  # characters in a line of the column that says the difference
+
 
 @course_style()
-def prediction(pairs: dict, unit: str = "", title: str | None = None) -> Picture:
-    """Draw {"what": (predicted, measured), ...} as open and filled dots, the difference beside.
+def prediction(
+    pairs: dict, unit: str = "", title: str | None = None, source: str = "measured"
+) -> Picture:
+    """Draw {"what": (predicted, measured), ...} as open and filled dots, each with its value.
 
-    Raises TypeError or ValueError for a pair that is not two numbers.
+    The difference is said in words at the right. `source`: where the second number of a pair comes
+    from, "computed" where it was not measured. Raises TypeError or ValueError for a pair that is
+    not two numbers.
     """
     if not isinstance(pairs, dict) or not pairs:
         raise TypeError('prediction() draws {"what": (predicted, measured), ...}.')
@@ -36,54 +42,75 @@ def prediction(pairs: dict, unit: str = "", title: str | None = None) -> Picture
     figure, (axes,) = canvas(1, 1.5 + 0.55 * len(pairs))
     for row, (predicted, measured) in enumerate(pairs.values()):
         _draw_pair(axes, row, predicted, measured)
-    _label_axes(axes, pairs, unit)
+    _label_axes(axes, pairs, unit, source)
     names = max(label.get_window_extent().width for label in axes.get_yticklabels())
-    figure.subplots_adjust(left=max(90, names + 25) / figure.bbox.width)
-    return finish(figure, title, _told(pairs, unit), "dot chart")
+    figure = finish(figure, title, _told(pairs, unit, source), "dot chart")
+    sides = {"left": max(30, names + 25), "right": figure.bbox.width - 165}
+    figure.subplots_adjust(**{side: x / figure.bbox.width for side, x in sides.items()})
+    return figure
 
 
 def difference(predicted: float, measured: float) -> str:
-    """Return how far off a prediction was: in percent, beyond a factor of two as a factor."""
+    """Return in words how the measurement differs from the prediction."""
+    if predicted == measured:
+        return "as predicted"
+    where = "above" if measured > predicted else "below"
     if predicted <= 0 or measured <= 0:
-        return f"{'+' * (measured > predicted)}{say(measured - predicted)}"
+        return f"{say(abs(measured - predicted))} {where} the prediction"
     ratio = measured / predicted
-    if 0.5 <= ratio <= 2:
-        percent = round(100 * (ratio - 1))
-        return f"{percent:+d} %".replace("-", "−") if percent else "0 %"
-    return f"× {say(ratio)}" if ratio > 1 else f"÷ {say(1 / ratio)}"
+    if ratio >= 2:
+        return f"{say(ratio)} times the prediction"
+    if ratio <= 0.5:
+        return f"{say(100 * ratio)} % of the prediction"
+    percent = abs(round(100 * (ratio - 1)))
+    return f"{percent or 'less than 1'} % {where} the prediction"
 
 
 def _draw_pair(axes, row, predicted, measured) -> None:
     axes.plot([predicted, measured], [row, row], color=DIM, linestyle="--", zorder=1)
     axes.plot(predicted, row, **PREDICTED, markersize=11, markeredgewidth=1.8, clip_on=False)
     axes.plot(measured, row, **MEASURED, markersize=6, clip_on=False)  # seen inside the open one
-    gap, end = difference(predicted, measured), max(predicted, measured)
-    beside = {"xytext": (12, 0), "textcoords": "offset points", "va": "center"}
-    axes.annotate(gap, (end, row), weight="bold", **beside)
+    left = -1 if predicted <= measured else 1
+    for value, side, weight in ((predicted, left, "normal"), (measured, -left, "bold")):
+        beside = {"xytext": (12 * side, 0), "textcoords": "offset points", "va": "center"}
+        beside["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        align = "left" if side > 0 else "right"
+        axes.annotate(say(value), (value, row), ha=align, weight=weight, **beside)
+    words = wrap(difference(predicted, measured), WORDS)
+    at = {"transform": axes.get_yaxis_transform(), "va": "center", "linespacing": 1.05}
+    axes.text(1.03, row, words, style="italic", **at)
 
 
-def _label_axes(axes, pairs, unit) -> None:
-    words = sorted(zip(next(iter(pairs.values())), ("predicted", "measured"), strict=True))
+def _label_axes(axes, pairs, unit, source) -> None:
+    words = zip(next(iter(pairs.values())), ("predicted", source), strict=True)
+    words = sorted(words, key=lambda word: word[0])  # if equal, as the values stand: measured right
     for (value, word), side, shift in zip(words, ("right", "left"), (-3, 3), strict=True):
         axes.annotate(word, (value, 0), (shift, 9), textcoords="offset points", ha=side)
     values = [value for pair in pairs.values() for value in pair]
-    axes.margins(x=0.2)  # room for the differences
+    least, most = min(values), max(values)
     if decades(values):
-        axes.set_xscale("log")
+        room = (most / least) ** 0.25
+        axes.set(xscale="log", xlim=(least / room, most * room))
         axes.xaxis.set_major_formatter(PLAIN)
-    elif min(values) >= 0:
-        axes.set_xlim(0, 1.3 * max(values) or 1)
+    else:  # with room for the numbers
+        room = 0.25 * (most - min(0, least)) or 1
+        axes.set_xlim(min(0, least - room), most + room)
+        if least >= 0:
+            axes.axvline(0, color=DIM, linewidth=0.8)
+            axes.set_xticks([x for x in axes.get_xticks() if 0 <= x <= most + room])
     axes.set_yticks(range(len(pairs)), [wrap(what, 24) for what in pairs])
     axes.set(ylim=(len(pairs) - 0.5, -0.8), xlabel=unit or "value")
     axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0)
 
 
-def _told(pairs, unit) -> list[str]:
+def _told(pairs, unit, source) -> list[str]:
     unit = unit if len(unit) <= 10 else ""  # a long one is read off the axis
     told = []
     for what, (predicted, measured) in pairs.items():
-        numbers = f"predicted {say(predicted, unit)}, measured {say(measured, unit)}"
-        told.append(f"{what}: {numbers} ({difference(predicted, measured)})")
+        numbers = f"predicted {say(predicted, unit)}, {source} {say(measured, unit)}"
+        named = f"{what}: {numbers}" if what else numbers.capitalize()
+        told.append(f"{named} ({difference(predicted, measured)})")
     if len(pairs) > 1:
         close = sum(abs(guess - value) <= 0.1 * abs(value) for guess, value in pairs.values())
         told.insert(0, f"{close} of {len(pairs)} predictions came within 10 % of the measurement")

@@ -295,15 +295,19 @@ print("without workers: fine")
 #   from vanishing. It starts too high on purpose. Watch what happens to it. (On a GPU this makes training faster. On a CPU it
 #   need not: the doctor's `fp16` line above is what it measured on yours.)
 #
-# > **Predict.** What share of digits it has never seen will the network get right? Write your guess into the cell.
-#
-# Afterwards, run it once more with `epochs=200` and press the stop button (■) in the toolbar: the ranks are gone at once, and the
+# Before you start it: how well will it do? Afterwards, run it once more with `epochs=200` and press the stop button (■) in the toolbar: the ranks are gone at once, and the
 # notebook goes on.
 
-# %% tags=["nbval-ignore-output"]
-from ddp_course import live, plots, train
+# %%
+from ddp_course import predict
 
-my_guess = 0.80
+my_guess = predict.number(
+    "What share of digits it has never seen will the network get right?",
+    start=80, unit="%", low=0, high=100,
+)  # fmt: skip
+
+# %% tags=["nbval-ignore-output"]
+from ddp_course import live, train
 
 settings = train.Settings(
     precision="fp16",
@@ -346,10 +350,7 @@ assert result["accuracy"] >= 0.95  # on digits it had never seen
 print("all of it is so")
 
 # %% tags=["nbval-ignore-output"]
-plots.prediction(
-    {"accuracy": (my_guess, result["accuracy"])},
-    unit="share of unseen digits that it got right",
-)
+my_guess.compare(100 * result["accuracy"], title="Unseen digits that it got right")
 
 # %% [markdown]
 # And the claim that matters most. After all those steps, do the two ranks hold the same model, down to the last bit?
@@ -372,31 +373,27 @@ from ddp_course import show
 show.source(train.train)
 
 # %% [markdown]
-# ## On a machine with GPUs
+# ## Quiz
+
+# %% tags=["nbval-ignore-output"]
+from ddp_course import quiz
+
+quiz.ask("00_start_here")
+
+# %% [markdown]
+# ## How this looks on several GPUs and nodes
 #
 # Run the same cells. With at least as many GPUs as ranks, `launch` gives each rank its own GPU and the ranks talk over NCCL,
 # NVIDIA's library for it; with fewer GPUs, ranks share them and `launch` says so. Only the speeds change: CPU timings
 # in this course say nothing of a GPU's.
 #
-# ## Check yourself
-#
-# <details><summary>Why was the notebook's list <code>notes</code> still empty?</summary>
-# Each rank appended to its own copy. Processes do not share variables; only what is sent (a collective, <code>report</code>, a
-# return value) leaves a rank.</details>
-#
-# <details><summary>Six ranks bring their own rank number to an <code>all_reduce</code>. What does rank 3 hold afterwards?</summary>
-# 15, as all the others do: 0 + 1 + 2 + 3 + 4 + 5.</details>
-#
-# <details><summary>One rank raises before an <code>all_reduce</code>. What would the others do if nobody stopped them?</summary>
-# If its process stays alive, wait in the collective until the time-out, half an hour by default; if it ends, fail with "Connection
-# closed by peer", which names the wrong culprit. That is why <code>launch</code> watches all ranks.</details>
-#
 # ## Where next
 #
-# **[06 · The DDP training loop](06_ddp_training_loop.ipynb)** builds such a loop from one that knows one process only. The README's
-# course map lists all lessons and says which of them are there yet.
+# **[01 · Why distributed?](01_why_distributed.ipynb)** asks what does not fit on one GPU. The README's course map lists all lessons.
 #
-# *Read more.* S. Li and others, *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020;
+# ## Where to read more
+#
+# S. Li and others, *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020;
 # the PyTorch documentation's page on `torch.distributed`.
 
 # %%
@@ -405,3 +402,13 @@ print(f"""What you measured:
 - 0 + 1 + 2 + 3 = {sums[0]:.0f} on every rank
 - {len(skipped)} steps skipped because of overflow, {len(records) - len(skipped)} taken
 - test accuracy above 95 %: {result["accuracy"] > 0.95}""")
+#
+# ## What you measured
+
+# %% tags=["nbval-ignore-output"]
+print(f"""- four ranks, four processes: {pids}
+- a list in the notebook after four ranks appended to their copies: {len(notes)} lines
+- all_reduce of 0, 1, 2, 3: {sums}
+- rank 1 failed, rank 0 was innocent; a rank that never came made the other wait
+- {len(records)} steps with DDP, accumulation and fp16, {len(skipped)} of them skipped
+- {result["accuracy"]:.1%} of unseen digits right, {count:,} weights equal on both ranks""")

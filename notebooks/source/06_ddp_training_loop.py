@@ -7,7 +7,7 @@
 # **What you will learn.** The whole loop on real data; which loss is *the* loss; how batch size and learning rate go
 # together; how the same file runs under `torchrun`.
 #
-# **What you need.** Lesson 00. About 25 minutes. Two helpers come from lessons before this one: `data.shard` gives each rank its
+# **What you need.** Lessons 00, 04 and 05. About 30 minutes. Two helpers come from lesson 05: `data.shard` gives each rank its
 # part of the data for training, `data.exact_shard` gives it each item once, for evaluation.
 #
 # ---
@@ -230,15 +230,23 @@ assert shares[1][0] > 0.85
 # there are cores.
 #
 # > **Predict.** With two ranks, what do you lose if each keeps all cores to itself, compared with sharing them out? Nothing, a
-# > little, half? Write two numbers into the cell: how many times as long a step takes, and how many times the processor
-# > time it burns. (The network is wider than before, so that its operations are worth more than one thread.)
+# > little, half? (The network is wider than before, so that its operations are worth more than one thread.)
 
-# %% tags=["nbval-ignore-output"]
+# %%
+from ddp_course import predict
 from ddp_course.process_group import cores
 
-my_time, my_work = 1.2, 1.2
+my_time = predict.number(
+    "Every rank takes all cores: how many times as long does a step take?",
+    start=1.2, unit="times", low=0, high=10,
+)  # fmt: skip
+my_work = predict.number(
+    "And how many times the processor time does it burn?",
+    start=1.2, unit="times", low=0, high=10,
+)  # fmt: skip
 
 
+# %% tags=["nbval-ignore-output"]
 def seven_steps(threads):
     torch.set_num_threads(threads)
     model = DistributedDataParallel(models.MLP(width=1024))
@@ -267,7 +275,7 @@ longer, more_work = (
     for which in (0, 1)
 )
 assert more_work > 1.2
-plots.prediction(
+predict.compare(
     {
         "time for a step": (my_time, longer),
         "processor time for a step": (my_work, more_work),
@@ -561,7 +569,19 @@ print("test accuracy of at least 96 %:", result["accuracy"] >= 0.96)
 assert result["accuracy"] >= 0.96
 
 # %% [markdown]
-# ## On several GPUs, on several machines
+# ## Quiz
+
+# %% tags=["nbval-ignore-output"]
+from ddp_course import quiz
+
+quiz.ask("06_ddp_training_loop")
+
+# %% [markdown]
+# ## Exercise
+#
+# `06_train_ddp`: turn a loop for one process into one for any number of ranks that learns the same.
+#
+# ## How this looks on several GPUs and nodes
 #
 # The code does not change; the global batch does, and with it the learning rate (section 6): 32 images on each of 16 ranks are 512.
 # One machine with eight GPUs: `torchrun --standalone --nproc-per-node 8 train_digits.py`. Two
@@ -574,29 +594,16 @@ assert result["accuracy"] >= 0.96
 # There `RANK` runs from 0 to 15 and `LOCAL_RANK` from 0 to 7 on each: the GPU is chosen by the *local* rank. The throughput
 # you saw here is that of a CPU whose cores the ranks share, and says nothing of GPUs.
 #
-# ## Check yourself
-#
-# <details><summary>Micro-batch 16, accumulation over 2, and 8 ranks. What is the global batch, and by how much would you scale a
-# learning rate that was tuned for 64?</summary>16 × 2 × 8 = 256, four times 64: four times the rate, with warm-up.</details>
-#
-# <details><summary>Rank 0 prints loss 0.31, rank 1 prints 0.35. Which one goes into the report?</summary>
-# Neither: their mean, 0.33, if both ranks hold equally many samples.</details>
-#
-# <details><summary>Why does the file saved from <code>model.state_dict()</code> not load into a plain <code>MLP</code>?</summary>
-# Every name in it begins with <code>module.</code>: it is the wrapper's. Save <code>model.module.state_dict()</code>.</details>
-#
-# <details><summary>How many images does <code>trained</code> use per step on four ranks, and how many steps has its epoch? (Look at its
-# records.)</summary>128, and 12: each rank holds 360 of the 1,437 images (three come twice), in 11 batches of 32 and one of 8.</details>
-#
-# ## Read more
+# ## Where to read more
 #
 # *S. Li and others*, PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB 2020. *P. Goyal and others*,
 # Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017: linear scaling and warm-up. The PyTorch documentation on
 # `DistributedDataParallel` and on `torchrun`.
+#
+# ## What you measured
 
 # %% tags=["nbval-ignore-output"]
-print(f"""What you measured:
-- one process with batch 64 and two ranks with 32 each: losses {before_the_odd_image:.0e} apart,
+print(f"""- one process with batch 64 and two ranks with 32 each: losses {before_the_odd_image:.0e} apart,
   {gap:.0e} after the image that comes twice
 - rank 0's own loss was off by up to {off:.0%}
 - a collective on rank 0 alone hangs

@@ -207,7 +207,7 @@ wrong = [name for name in loss if name != "right"]
 order.compare(sorted(wrong, key=lambda name: -abs(loss[name] - loss["right"])))
 
 # %% [markdown]
-# Four of five run to the end without a word. What went wrong in each:
+# Four of five run to the end; the only word is a warning that speaks of something else. What went wrong in each:
 #
 # | variant | symptom | cause |
 # | --- | --- | --- |
