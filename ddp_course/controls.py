@@ -155,11 +155,7 @@ class Panel(widgets.VBox):
         ]
 
     def _harm(self, nproc: int) -> list:
-        self._victim = widgets.Dropdown(
-            options=[(f"rank {rank}", rank) for rank in range(nproc)],
-            value=nproc - 1,
-            description="which rank",
-        )
+        self._victim = _choose([(f"rank {rank}", rank) for rank in range(nproc)], nproc - 1)
         self._factor = widgets.IntSlider(
             value=1, min=1, max=10, description="times as slow", style=_NAMES
         )
@@ -170,6 +166,15 @@ class Panel(widgets.VBox):
 
 _WRAP = {"flex_flow": "row wrap", "align_items": "center"}
 _NAMES = {"description_width": "initial"}
+
+
+def _choose(options: list, value=None):
+    """Return buttons of which one is down. (JupyterLab takes the arrow keys of radio buttons.)"""
+    first = options[0][1] if isinstance(options[0], tuple) else options[0]
+    look = {"font_size": "16pt", "button_width": "auto"}
+    return widgets.ToggleButtons(
+        options=options, value=first if value is None else value, style=look
+    )
 
 
 def _styled(content: str, size: float) -> str:
@@ -185,7 +190,7 @@ def _failure(error) -> str:
 
 def _big() -> widgets.HTML:
     """What ipywidgets has no setting for: the size of names, values and choices."""
-    parts = (".widget-label", ".widget-readout", ".widget-radio label", "select", "label")
+    parts = (".widget-label", ".widget-readout", "label", ".widget-toggle-button")
     names = ", ".join(f".ddp-course-panel {part}" for part in parts)
     look = "font-size: 16pt; height: auto; line-height: 1.5; min-width: 5em"
     ticks = ".ddp-course-panel input { width: 22px; height: 22px; margin: 4px 10px 4px 2px }"
@@ -196,7 +201,7 @@ def _choice(worker) -> tuple[Callable, list]:
     """Return a function that returns the chosen worker, and the widget to choose it with."""
     if not isinstance(worker, dict):
         return lambda: worker, []
-    chosen = widgets.RadioButtons(options=list(worker), layout={"width": "auto"})
+    chosen = _choose(list(worker))
     return lambda: worker[chosen.value], [chosen]
 
 
@@ -245,7 +250,7 @@ class Stepper(widgets.VBox):
 
     def __init__(self, runs: dict, draw: Callable, title: str = "", size: int = 18):
         self._runs, self._draw, self._size, self._records = runs, draw, size, []
-        self._chosen = widgets.RadioButtons(options=list(runs), layout={"width": "auto"})
+        self._chosen = _choose(list(runs))
         self._chosen.observe(lambda _: self.start(), "value")
         self.slider = widgets.IntSlider(
             description="step", style=_NAMES, layout={"width": "600px"}, disabled=True

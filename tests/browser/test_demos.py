@@ -58,10 +58,11 @@ def test_start_every_control_and_stop(lab, page, screenshots, name):
 
 def test_the_hang_zoo_tells_who_where_and_what_for(lab, page, screenshots):
     open_demo(page, lab, "hang_zoo")
-    programs = page.locator(".ddp-course-panel input[type=radio]")
+    programs = page.locator(".ddp-course-panel .widget-toggle-button")
     assert programs.count() == 5
     for number in range(5):
-        programs.nth(number).check()
+        programs.nth(number).focus()
+        page.keyboard.press("Space")
         button(page, "Start").click()
         page.get_by_text("running").wait_for()
         page.get_by_text("failed", exact=False).first.wait_for()
