@@ -294,9 +294,14 @@ def main():
     parser.add_argument("--only", default="", help="faults whose name holds this")
     parser.add_argument("--launchers", nargs="+", choices=TITLES, default=list(TITLES))
     parser.add_argument("--patience", type=float, default=10, help="seconds to wait for others")
+    parser.add_argument("--beside", type=Path, help="fault_table.json of other launchers")
     parser.add_argument("--out", type=Path, default=Path(), help="folder for the report")
     options = parser.parse_args()
     notes, rows = [], {"fault": [], "blocked": []}
+    if options.beside:
+        earlier = json.loads(options.beside.read_text())
+        for kind, key in (("fault", "faults"), ("blocked", "stop_and_kill")):
+            rows[kind] += [row for row in earlier[key] if row["launcher"] not in options.launchers]
     if "accelerate" in options.launchers and importlib.util.find_spec("accelerate") is None:
         options.launchers.remove("accelerate")
         notes.append("accelerate is not installed and so left out.")

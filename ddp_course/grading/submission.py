@@ -74,7 +74,7 @@ def find(paths: list[Path], one_each: bool = False) -> list[Submission]:
                 alone.notes.append(f"{path.name} is no .ipynb, .py or .zip file")
             _add(found, alone)
             continue
-        for part in _entries(files, _empty_folders(path)):
+        for part in _entries(files, _folders(path), unwrap=path.is_file()):
             part.notes += alone.notes
             _add(found, part)
     return [found[name] for name in sorted(found)]
@@ -89,12 +89,12 @@ def _add(found, submission):
     found[unique] = submission
 
 
-def _entries(files, empty) -> Iterator[Submission]:
-    by_entry = {name: [] for name in empty}
+def _entries(files, folders, unwrap=False) -> Iterator[Submission]:
+    by_entry = {name: [] for name in folders}
     for name, file in files:
         by_entry.setdefault(name.partition("/")[0], []).append((name, file))
-    if len(by_entry) == 1 and all(name.count("/") > 1 for name, _ in files):
-        files = [(name.partition("/")[2], file) for name, file in files]  # one folder holds all
+    if unwrap and len(by_entry) == 1 and all("/" in name for name, _ in files):
+        files = [(name.partition("/")[2], file) for name, file in files]  # a zipped folder
         yield from _entries(files, ())
         return
     for entry, inside in by_entry.items():
@@ -106,7 +106,7 @@ def _stem(name: str) -> str:
     return re.sub(r"\.(ipynb|py|zip)$", "", name, flags=re.IGNORECASE)
 
 
-def _empty_folders(path: Path) -> list[str]:
+def _folders(path: Path) -> list[str]:
     if not path.is_dir():
         return []
     return sorted(p.name for p in path.iterdir() if p.is_dir() and not _SKIP.search(p.name))
