@@ -88,9 +88,9 @@ def try_case(case: Case, fn: Callable, seed: int) -> str | None:
             run = launch(_on_rank, case.run, fn, seed, nproc=world_size, timeout=SECONDS)
             wrong = case.judge(run.values, world_size, seed)
         except HangError as error:
-            wrong = f"it never ends: {error}"
+            wrong = f"it never ends: {error}\n{case.stuck}".rstrip()
         except RankError as error:
-            wrong = _raised(error)
+            wrong = _raised(error, case.stuck)
         if wrong:
             return f"with {world_size} rank{'s' * (world_size > 1)}: {wrong}"
     return None
@@ -102,8 +102,8 @@ def _on_rank(run, fn, seed):
     return run(fn, dist.get_rank(), dist.get_world_size(), seed)
 
 
-def _raised(error: RankError) -> str:
+def _raised(error: RankError, likely: str = "") -> str:
     goal = [line for line in error.traceback.splitlines() if "NotImplementedError: " in line]
     if goal:
         return f"not written yet. {goal[-1].partition('NotImplementedError: ')[2]}"
-    return f"it raises an error.\n{error}"
+    return f"it raises an error.\n{error}\n{likely}".rstrip()

@@ -18,7 +18,8 @@ class Case:
     run(fn, rank, world_size, seed) -> {name: tensor, number, text, or list of these} on each rank,
     with the process group up. judge(outputs, world_size, seed) -> what is wrong, in the student's
     terms, or None; `outputs` holds what `run` returned, by rank. Both draw the same inputs from
-    `seed`, with a generator of their own.
+    `seed`, with a generator of their own. `stuck` says what is likely when it never ends or a rank
+    raises.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Case:
     run: Callable
     judge: Callable
     worlds: tuple[int, ...] = (1, 2, 3)
+    stuck: str = ""
 
 
 @dataclass(frozen=True)

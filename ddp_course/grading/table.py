@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from .exercise import Exercise
 
-MODULES = ("e07_accumulate_window",)
+MODULES = ("e04_average_gradients", "e07_accumulate_window")
 
 
 class _Table(Mapping):
