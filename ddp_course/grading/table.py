@@ -6,7 +6,12 @@ from collections.abc import Mapping
 
 from .exercise import Exercise
 
-MODULES = ("e04_average_gradients", "e07_accumulate_window", "e08_dynamic_scaler")
+MODULES = (
+    "e04_average_gradients",
+    "e05_shard_indices",
+    "e07_accumulate_window",
+    "e08_dynamic_scaler",
+)
 
 
 class _Table(Mapping):
