@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from .exercise import Exercise
 
 MODULES = (
+    "e02_ring_all_reduce",
     "e04_average_gradients",
     "e05_shard_indices",
     "e07_accumulate_window",
