@@ -193,32 +193,33 @@ def as_text(value: float) -> str:
         seen = look(value, format)
         bits = f"{seen.sign} {seen.exponent} {seen.fraction}"
         lines.append(
-            f"{format.name:9} {bits:35} = {seen.stored:<14.9g} {seen.kind:9} {_off(seen)}, "
+            f"{format.name:9} {bits:35} = {seen.stored:<14.9g} {seen.kind:9} off by {_off(seen)}, "
             f"next {_digits(seen, seen.below)} and {_digits(seen, seen.above)}"
         )
     return "\n".join(lines)
 
 
-_CELL = "padding: 2px 10px; text-align: left; font-size: 15px"
+_CELL = "padding: 3px 8px; text-align: left; white-space: nowrap; line-height: 1.3"
 _GROUND = {"sign": "#E0E0E0", "exponent": "#9ECAE1", "fraction": "#FDD0A2"}
 
 
 def as_html(value: float) -> str:
     """Return the table of a value in all formats as HTML."""
-    names = ("format", "sign · exponent · fraction", "stored", "kind", "error", "below", "above")
+    names = ("format", "sign · exponent · fraction", "stored", "off by", "next below and above")
     rows = ["".join(f'<th style="{_CELL}">{name}</th>' for name in names)]
     for format in FORMATS.values():
         seen = look(float(value), format)
-        bits = "".join(
-            f'<span style="background: {_GROUND[part]}; font-family: monospace" title="{part}">'
-            f"{getattr(seen, part)}</span>&#8201;"
-            for part in _GROUND
+        bits = "&#8201;".join(
+            f'<span style="background: {ground}; font-family: monospace" title="{part}">'
+            f"{getattr(seen, part)}</span>"
+            for part, ground in _GROUND.items()
         )
-        cells = (f"<b>{format.name}</b>", bits, f"{seen.stored:.9g}", seen.kind)
-        cells += (html.escape(_off(seen)), _digits(seen, seen.below), _digits(seen, seen.above))
+        stored = f"{seen.stored:.9g}" + (f"<br>{seen.kind}" if seen.kind != "normal" else "")
+        near = f"{_digits(seen, seen.below)}<br>{_digits(seen, seen.above)}"
+        cells = (f"<b>{format.name}</b>", bits, stored, html.escape(_off(seen)), near)
         rows.append("".join(f'<td style="{_CELL}">{cell}</td>' for cell in cells))
     body = "".join(f"<tr>{row}</tr>" for row in rows)
-    return f'<table style="color: #222; background: white">{body}</table>'
+    return f'<table style="color: #222; background: white; font-size: 13px">{body}</table>'
 
 
 def _digits(seen: Look, number: float) -> str:
@@ -228,7 +229,5 @@ def _digits(seen: Look, number: float) -> str:
 
 def _off(seen: Look) -> str:
     if seen.error == 0:
-        return "exact"
-    return (
-        "lost" if math.isnan(seen.error) or seen.error == 1 else f"off by {100 * seen.error:.2g} %"
-    )
+        return "nothing"
+    return "lost" if math.isnan(seen.error) or seen.error == 1 else f"{100 * seen.error:.2g} %"

@@ -178,6 +178,7 @@ def _run(work: bytes, check_order: bool):
         if os.getpid() != _channel.process:
             os._exit(1)
         moment = _channel.clock()
+        _channel.send("failing")  # to describe an error can take longer than others take to fail
         _flush()
         if re.search("start new thread|[Tt]emporarily unavailable", str(error)):
             error.add_note(NO_THREADS)

@@ -60,6 +60,7 @@ class Supervisor:
         self._still = 0  # looks, one after the other, at which no rank had moved
         self._posted = queue.SimpleQueue()  # what other threads want done
         self._paused_at, self._dials = None, {}
+        self._failing = set()  # ranks that have failed, of which the error is still on its way
 
     def __enter__(self):
         try:
@@ -282,6 +283,9 @@ class Supervisor:
             self.state.failures[number] = {"moment": moment, "chain": chain}
             return None
 
+    def _on_failing(self, number, *_):
+        self._failing.add(number)
+
     def _on_error(self, number, moment, content):
         self.state.failures[number] = wire.loads(content)
 
@@ -301,6 +305,7 @@ class Supervisor:
     def _let_others_report(self) -> None:
         """Give the other ranks a moment for errors of their own, then ask where they are."""
         self._pump_until(lambda: not self.state.unfinished, GRACE)
+        self._pump_until(lambda: not self._failing & self.state.unfinished, 4 * ANSWER)
         self._ask(2 * GRACE)
 
     def _ask(self, seconds: float = ANSWER) -> None:

@@ -84,6 +84,7 @@ def test_environment_yml_says_what_pyproject_says():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_pip_part_of_environment_yml_makes_an_environment_that_imports_the_course(tmp_path):
     course = tmp_path / "course"
     leave = shutil.ignore_patterns(".*", "__pycache__", "notebooks", "exercises", "solutions")

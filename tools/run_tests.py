@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+TWO = ("-n", "2", "--dist", "loadfile")  # files at a time: they mostly wait
 NBVAL = ("-m", "pytest", "--nbval", "--nbval-current-env", "--nbval-cell-timeout=120")
 
 
@@ -28,7 +29,7 @@ def notebooks() -> list[str]:
 PARTS = {
     "style": lambda: ["-m", "ruff", "check", "."],
     "sync": lambda: ["tools/notebooks.py", "check"],
-    "tests": lambda: ["-m", "pytest", "tests"],
+    "tests": lambda: ["-m", "pytest", "tests", *TWO],
     "lessons": lambda: [*NBVAL, *notebooks()],
 }
 
