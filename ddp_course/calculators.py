@@ -126,8 +126,8 @@ def _show(name: str, values: dict, choices: dict, compute) -> None:
 def _input(key, choice, value):
     import ipywidgets
 
-    look = {"description": _label(key), "style": {"description_width": "12em"}}
-    look["layout"] = {"width": "34em"}
+    look = {"description": _label(key), "style": {"description_width": "15em"}}
+    look["layout"] = {"width": "37em"}
     if isinstance(choice, tuple) and isinstance(choice[0], int):
         low, high = choice
         return ipywidgets.IntSlider(value, low, high, continuous_update=False, **look)

@@ -39,7 +39,7 @@ QUESTIONS = [
     choice(
         "Rank 1 returns without calling the `all_reduce` in which rank 0 waits. Nobody watches "
         "the ranks. What does rank 0 do?",
-        right="It waits, by default for half an hour",
+        right="It waits, by default for half an hour on a CPU",
         why="A collective needs every rank. As long as the other process lives and does not call, "
         "rank 0 waits until the time-out. `launch` watches all ranks and tells you sooner.",
         wrong={

@@ -25,7 +25,7 @@ def part_of_a_sum(random, ranks=None, asked=None):
     k = random.randrange(1, n) if asked is None else asked
     total = sum(100 * k + r for r in range(n))
     return {
-        "question": f"{n} ranks call `reduce_scatter`, as in section 2: rank r brings "
+        "question": f"{n} ranks call `reduce_scatter`, now with other numbers: rank r brings "
         f"[r, 100 + r, 200 + r, …], {n} elements. What does rank {k} hold afterwards?",
         "answer": total,
         "tolerance": 1e-6,

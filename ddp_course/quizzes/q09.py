@@ -70,14 +70,14 @@ QUESTIONS = [
     number(optimizer_steps, original={"samples": 25_600, "micro": 16, "steps": 4, "ranks": 4}),
     number(data_again, original={"saved": 400, "done": 470}),
     choice(
-        "A resumed run learns as well as before, but is not bitwise the same. What is most likely "
-        "missing from the checkpoint?",
+        "A network with dropout is resumed. The same images come in the same order as in the run "
+        "that never stopped, and the loss goes on where it was, but it is not bitwise the same. "
+        "What is missing from the checkpoint?",
         right="The state of the random generators",
         why="Dropout and augmentation then draw other numbers: as good, but not the same.",
         wrong={
             "The weights": "It would begin to learn from nothing.",
-            "The epoch": "It would see the same data again, which shows in the order and later in "
-            "overfitting; possible, but not the first suspect for a run that learns as before.",
+            "The epoch": "Then the images would come in the order of an earlier epoch.",
             "The process group": "It cannot be saved, and need not be.",
         },
     ),

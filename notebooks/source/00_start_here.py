@@ -9,8 +9,9 @@
 # **What you need.** Python, and one run of `make lab`. No GPU. About 15 minutes.
 #
 # ---
-# Training on several GPUs means one thing before all others: *several processes, each with its own copy of the
-# model, that agree on what to do next*. Most tutorials tell you so. Here you watch it, on the machine in front of you.
+# **The question.** Training on several GPUs means one thing before all others: *several processes, each with its own copy
+# of the model, that agree on what to do next*. What do these processes share, how do they agree, and what do you see when
+# one of them does not? Here you watch it, on the machine in front of you.
 #
 # Run each cell with <kbd>Shift</kbd>+<kbd>Enter</kbd>. Before some of them you are asked to **predict**. Do it before you look at
 # the output below: a wrong guess that you notice teaches more than a right sentence that you read. The outputs you find here
@@ -27,6 +28,7 @@
 # this lesson depends on a GPU.
 
 # %% tags=["nbval-ignore-output"]
+print("looking at this machine …")
 from ddp_course import doctor
 
 healthy = doctor.main([])
@@ -171,17 +173,19 @@ assert "rank 1 had returned" in str(error)
 
 # %% [markdown]
 # No error, no output: as long as its partner is alive and does not call, rank 0 waits, by PyTorch's own time-out for half an
-# hour. This is a **hang**, the commonest fault in distributed code. `launch` noticed that the rank it waits for has returned.
+# hour on a CPU. This is a **hang**. `launch` noticed that the rank it waits for has returned.
 # Where it cannot know, it ends the run after `timeout` seconds (300, if you do not say), and says where every rank was.
 
 # %%
+import inspect
 from datetime import timedelta
 
 from torch.distributed.constants import default_pg_timeout
 
 half_an_hour = timedelta(minutes=30)
-assert default_pg_timeout == half_an_hour  # how long a forgotten collective would wait
+assert default_pg_timeout == half_an_hour  # for all backends but NCCL, which has its own
 print("PyTorch waits for", default_pg_timeout)
+assert inspect.signature(launch).parameters["timeout"].default == 300
 
 # %% [markdown]
 # ## 7. Why not simply `multiprocessing`?
@@ -198,6 +202,7 @@ def count(rank):
     return rank + 1
 
 
+print("spawn starts a new Python …")
 try:
     mp.spawn(count, nprocs=1)
     spawned = True
@@ -211,6 +216,8 @@ assert counts == [1, 2]
 print("launch: fine")
 
 # %% [markdown]
+# (In JupyterLab, the red lines are the last words of the new Python.)
+#
 # **Second way:** `fork` copies the running notebook, so the function is there. But only the thread that forks is
 # copied. If PyTorch has used its pool of threads before, as any tensor operation of some size does, the copy has a pool
 # without threads, and waits for them for ever.
@@ -248,12 +255,16 @@ assert total[0] == total[1]
 # `launch` has neither fault: it sends your function along, and its ranks come from a process that has imported PyTorch
 # and done nothing else.
 #
-# A third trap waits in `DataLoader(num_workers=…)`: its workers are processes too. Where they are spawned, as on Windows and
-# macOS, a data set *class that you wrote in a cell* cannot be found, for the same reason as above.
+# A third trap waits in `DataLoader(num_workers=…)`: its workers are processes too. Where they begin with a new Python, as on
+# Windows, on macOS, and on Linux from Python 3.14 on, a data set *class that you wrote in a cell* cannot be found, for the
+# same reason as above.
 
 
 # %% tags=["nbval-ignore-output"]
-class Squares(torch.utils.data.Dataset):
+from torch.utils.data import DataLoader, Dataset
+
+
+class Squares(Dataset):
     def __len__(self):
         return 4
 
@@ -262,21 +273,21 @@ class Squares(torch.utils.data.Dataset):
 
 
 def load(context):
-    loader = torch.utils.data.DataLoader(
-        Squares(), num_workers=1, multiprocessing_context=context
-    )
+    loader = DataLoader(Squares(), num_workers=1, multiprocessing_context=context)
     return [int(batch) for batch in loader]
 
 
+print("a worker starts …")
 try:
     load("spawn")
     found = True
 except Exception as error:
     found = False
     print(f"{type(error).__name__}: {str(error).splitlines()[0]}")
-
 assert not found
-assert [int(batch) for batch in torch.utils.data.DataLoader(Squares())] == [0, 1, 4, 9]
+
+# %%
+assert [int(batch) for batch in DataLoader(Squares())] == [0, 1, 4, 9]
 print("without workers: fine")
 
 # %% [markdown]
@@ -295,8 +306,7 @@ print("without workers: fine")
 #   from vanishing. It starts too high on purpose. Watch what happens to it. (On a GPU this makes training faster. On a CPU it
 #   need not: the doctor's `fp16` line above is what it measured on yours.)
 #
-# Before you start it: how well will it do? Afterwards, run it once more with `epochs=200` and press the stop button (■) in the toolbar: the ranks are gone at once, and the
-# notebook goes on.
+# Before you start it: how well will it do?
 
 # %%
 from ddp_course import predict
@@ -330,6 +340,9 @@ with live.view() as view:
 # * **Throughput.** Samples per second over both ranks. The grey steps at the start are not counted in the median: there,
 #   ranks are still warming up.
 #
+# Later, run that cell once more with `epochs=200` and press the stop button (■) in the toolbar: the ranks are gone at once,
+# and the notebook goes on.
+#
 # The same, as statements about what was recorded. (They hold for the settings above. Change those as you like, and skip these.)
 
 # %%
@@ -338,6 +351,8 @@ import itertools
 result = run.values[0]
 records = [record for record in run.records if record["rank"] == 0]
 skipped = [record["step"] for record in records if record["skipped"]]
+on_rank_1 = [r["step"] for r in run.records if r["rank"] == 1 and r["skipped"]]
+assert on_rank_1 == skipped  # a skipped step is skipped on both ranks
 changes = []
 for before, after in itertools.pairwise(records):
     changes.append(after["loss_scale"] / before["loss_scale"])
@@ -384,8 +399,8 @@ quiz.ask("00_start_here")
 # ## How this looks on several GPUs and nodes
 #
 # Run the same cells. With at least as many GPUs as ranks, `launch` gives each rank its own GPU and the ranks talk over NCCL,
-# NVIDIA's library for it; with fewer GPUs, ranks share them and `launch` says so. Only the speeds change: CPU timings
-# in this course say nothing of a GPU's.
+# NVIDIA's library for it (tensors on the CPU still go over gloo); with fewer GPUs, ranks share them and `launch` says so.
+# What the ranks do to each other does not change, the speeds do: CPU timings in this course say nothing of a GPU's.
 #
 # ## Where next
 #
@@ -395,13 +410,6 @@ quiz.ask("00_start_here")
 #
 # S. Li and others, *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020;
 # the PyTorch documentation's page on `torch.distributed`.
-
-# %%
-print(f"""What you measured:
-- 4 ranks, 4 processes, and no variable shared between them
-- 0 + 1 + 2 + 3 = {sums[0]:.0f} on every rank
-- {len(skipped)} steps skipped because of overflow, {len(records) - len(skipped)} taken
-- test accuracy above 95 %: {result["accuracy"] > 0.95}""")
 #
 # ## What you measured
 
@@ -411,4 +419,5 @@ print(f"""- four ranks, four processes: {pids}
 - all_reduce of 0, 1, 2, 3: {sums}
 - rank 1 failed, rank 0 was innocent; a rank that never came made the other wait
 - {len(records)} steps with DDP, accumulation and fp16, {len(skipped)} of them skipped
-- {result["accuracy"]:.1%} of unseen digits right, {count:,} weights equal on both ranks""")
+- {result["accuracy"]:.1%} of unseen digits right
+- {count:,} weights, equal on both ranks""")

@@ -35,6 +35,7 @@ import torch.nn.functional as F
 
 from ddp_course import models
 
+print("the first optimizer in a notebook loads more of PyTorch: some seconds …")
 torch.manual_seed(0)
 model = models.MLP(width=512)
 optimizer = torch.optim.AdamW(model.parameters())
@@ -144,7 +145,7 @@ growth.compare(
 # %% [markdown]
 # The batch only makes *activations* grow. Here they are few: each weight of an MLP is used once for a sample. In a transformer every
 # weight is used for every token of every sample, and activations can outgrow all the rest. There is a formula for them (Korthikanti
-# and others, 2022). Does it fit our own small GPT?
+# and others, 2022). Are they more than all the rest in our own small GPT, and does the formula fit?
 
 # %% tags=["nbval-ignore-output"]
 shape = {"layers": 4, "width": 128, "heads": 4, "context": 64}
@@ -161,10 +162,15 @@ formula = memory.activation_memory(**shape, micro_batch=8, recompute="selective"
 print(formula, "in 16 bit, so twice that in the 32 bit used here")
 print("measured / formula:", round(counted.activations / (2 * formula.value), 2))
 assert 0.9 < counted.activations / (2 * formula.value) < 1.1
+rest = counted.total - counted.activations
+print("activations / all the rest:", round(counted.activations / rest, 2))
+assert counted.activations > rest
 
 # %% [markdown]
-# Within a few percent. (`"selective"`, because our GPT's attention, like flash attention on a GPU, does not keep the matrix of all
-# pairs of tokens. One that does keeps 5·a·s/h bytes more for each number, for a heads, s tokens, width h.)
+# Within a few percent, and more than weights, gradients and optimizer state together. (The factors before the 34 are the numbers
+# that pass from layer to layer: layers × tokens × samples × width. Each costs 34 bytes. `"selective"` says that attention does not
+# keep its matrix of all pairs of tokens: our GPT does not, like flash attention on a GPU. One that does keeps 5 × heads × tokens / width
+# bytes more for each of these numbers.)
 #
 # ## 3. The ledger of a big model
 #
@@ -185,7 +191,7 @@ gpt3 = memory.training_memory(175e9, precision="bf16", optimizer="adamw")
 print(gpt3)
 for_weights, for_training = math.ceil(gpt3.weights / 80e9), math.ceil(gpt3.total / 80e9)
 print(f"GPUs for the weights: {for_weights}; for training: {for_training}")
-assert (for_weights, for_training) == (5, 35)
+assert (for_weights, for_training) == (5, 35) and gpt3.total == 8 * gpt3.weights
 gpus.compare(
     for_training, title="Weights fit on 5 GPUs, training needs 35", source="computed"
 )
@@ -193,7 +199,8 @@ gpus.compare(
 # %% [markdown]
 # **350 GB of weights is not 350 GB of training.** It is 16 bytes a parameter again, only cut differently: 2 for the weight, 2 for the
 # gradient, 12 in the optimizer (Rajbhandari and others, 2020). You will find the 350 GB in many texts as the reason why one
-# GPU does not suffice. It is true, and it understates the matter eight times. Then come the activations:
+# GPU does not suffice. It is true, and it understates the matter eight times. Then come the activations. For a single text of
+# 2,048 tokens, in GPT-3's published sizes, with attention that keeps its matrices:
 
 # %% tags=["nbval-ignore-output"]
 from ddp_course import plots
@@ -222,7 +229,8 @@ for precision in ("fp32", "amp", "bf16"):
 # `amp` is what `torch.amp.autocast` does: weights stay in 32 bits, only the work is done in 16. All three take 16 bytes; what 16 bits
 # save is *activations* and time (lesson 08).
 #
-# Now play. Which of your settings fits into the line? (Without a live notebook, you see the start values only.)
+# Now play. Which settings stay to the left of the line? (`zero3` is a strategy that shares all of it out over the GPUs: section 6. Without
+# a live notebook, you see the start values only.)
 
 # %% tags=["nbval-ignore-output"]
 from ddp_course import calculators
@@ -233,7 +241,7 @@ calculators.training_memory("GPT-3 6.7 B", strategy="zero3", gpus=8, micro_batch
 # ## 4. Days
 #
 # Memory is one reason. Time is the other. A multiplication with a weight and an addition are two floating point operations; forward does
-# that once for each weight and token, backward twice. That makes 6·N·D for N parameters and D tokens (Kaplan and others, 2020).
+# that once for each weight and token, backward twice. That makes about 6·N·D for N parameters and D tokens (Kaplan and others, 2020).
 # PyTorch can count the operations of a real step. Does the rule hold?
 
 # %% tags=["nbval-ignore-output"]
@@ -263,12 +271,15 @@ years.compare(
     alone.value / 365.25, title="On one GPU it takes a lifetime", source="computed"
 )
 
+# %% [markdown]
+# Move the sliders: how many GPUs do you need to be done within a week?
+
 # %%
 calculators.training_time()
 
 # %% [markdown]
-# The last line of arithmetic is too friendly: it divides by the number of GPUs as if they never waited for each other. Lesson 10 measures how much of it is
-# true.
+# The last line of arithmetic is too friendly: it divides by the number of GPUs as if they never waited for each other. Lesson 10 measures
+# how much of it is true.
 #
 # ## 5. Bigger batches, and what they are called
 #
@@ -276,21 +287,23 @@ calculators.training_time()
 #
 # $$\text{global batch} = \text{micro-batch} \times \text{accumulation steps} \times \text{world size}$$
 #
-# A *micro-batch* is what one rank pushes through the model at a time; it sets the activations. *Accumulation steps* is how many of them a rank
-# adds up before the optimizer steps (lesson 07). The *global batch* is what the optimizer learns from.
+# A *micro-batch* is what one rank pushes through the model at a time; it sets the activations. *Accumulation steps* is how many of them a
+# rank adds up before the optimizer steps (lesson 07). *World size* is the number of ranks. The *global batch* is what the optimizer
+# learns from.
 
 # %%
 calculators.global_batch(micro_batch=64, accumulation_steps=4, world_size=4)
 
 # %% [markdown]
-# **A worked example.** *A model trained with a batch of 128 fits into 40 GB. You train on 4 GPUs and keep 128 on each of them. How much memory is
-# needed on each GPU, and in all?* Each GPU holds its own copy of weights, gradients and optimizer state, and activations for its own 128 samples: 40 GB
-# each. In all, 4 × 40 = 160 GB. And the global batch has become 512. The quiz asks it with other numbers.
+# **A worked example.** *A model trained with a batch of 32 fits into 16 GB. You train on 8 GPUs and keep 32 on each of them. How much
+# memory is needed on each GPU, and in all?* Each GPU holds its own copy of weights, gradients and optimizer state, and activations for its
+# own 32 samples: 16 GB each. In all, 8 × 16 = 128 GB. And the global batch has become 256. (Section 6 checks the copies on real ranks; the
+# quiz asks it with other numbers.)
 #
 # ## 6. Break it: more ranks, and still too big
 #
-# Your model takes 16 bytes a parameter and does not fit. You have a second GPU, so you wrap the model in
-# `DistributedDataParallel`.
+# Your model takes 16 bytes a parameter and does not fit. You have a second GPU, so you wrap the model in PyTorch's
+# `DistributedDataParallel` (DDP), which trains it on several ranks at once.
 #
 # > **Predict.** Two ranks train together. How much does each of them hold, compared with one process alone?
 
@@ -357,14 +370,16 @@ assert all(rank.total == alone.total for rank in on_each)
 share.compare("as much as one process alone")
 
 # %% [markdown]
-# Not a byte less. DDP shares out the *samples*; model, gradients and optimizer are on every rank, whole. A model that is too big for one GPU is too
-# big for DDP on a thousand. (DDP even adds buffers for its messages, which are not counted here.)
+# Not a byte less. **Cause.** DDP shares out the *samples*; model, gradients and optimizer are on every rank, whole. A model that is too
+# big for one GPU is too big for DDP on a thousand. (DDP even adds buffers for its messages, which are not counted here.)
 #
-# **Fix.** Share out the state as well. ZeRO stage 1 shares out the optimizer state, FSDP (ZeRO stage 3) all three. The code is above; lesson 13 explains it.
+# **Fix.** Share out the state as well. ZeRO stage 1 shares out the optimizer state, FSDP (ZeRO stage 3) all three. The code is above;
+# lesson 13 explains it.
 
 # %% tags=["nbval-ignore-output"]
 bars = {"one process": alone}
 for strategy in ("ddp", "zero1", "fsdp"):
+    print(strategy, "…")
     for rank, value in enumerate(launch(bytes_held, strategy, nproc=2).values):
         bars[f"{strategy}, rank {rank}"] = value
 plots.memory_ledger(
@@ -381,18 +396,21 @@ for strategy in ("ddp", "zero1", "fsdp"):
     print(f"{strategy}: the formula says {said.total:,.0f} bytes a rank, and so it is")
 
 # %% [markdown]
-# The formula is right to the byte for the mean of the two ranks. (PyTorch's ZeRO-1 deals out whole tensors, so its two ranks differ.) For a big model, on eight GPUs:
+# The formula is right to the byte for the mean of the two ranks. (PyTorch's ZeRO-1 deals out whole tensors, so its two ranks differ.) For a
+# big model, on eight GPUs, each with one text of 2,048 tokens:
 
 # %% tags=["nbval-ignore-output"]
+sizes = {"layers": 32, "width": 4096, "heads": 32, "context": 2048}  # GPT-3 6.7 B
+saved = memory.activation_memory(**sizes, micro_batch=1, recompute="selective").value
 strategies = {
     f"{name}, {gpus} GPU{'s' * (gpus > 1)}": memory.training_memory(
-        6.7e9, strategy=name, gpus=gpus, activations=8e9
+        6.7e9, strategy=name, gpus=gpus, activations=saved
     )
     for name, gpus in (("none", 1), ("ddp", 8), ("zero1", 8), ("zero2", 8), ("zero3", 8))
 }
 assert strategies["ddp, 8 GPUs"].total > 80e9 > strategies["zero1, 8 GPUs"].total
 plots.memory_ledger(
-    strategies, title="6.7 billion parameters: which strategies fit 80 GB?"
+    strategies, title="6.7 billion parameters: DDP does not fit 80 GB, ZeRO does"
 )
 
 # %% [markdown]
@@ -426,26 +444,29 @@ quiz.ask("01_why_distributed")
 # %% [markdown]
 # ## Exercise
 #
-# `exercises/01_memory_ledger`: write the ledger yourself. Given a model, an optimizer and a number of ranks, say what each rank holds under DDP and under ZeRO's
-# stages; it is checked against what real ranks allocate.
+# `exercises/01_memory_ledger`: write the ledger yourself. Given a model, an optimizer and a number of ranks, say what each rank holds
+# under DDP and under ZeRO's stages; it is checked against what real ranks allocate.
 #
 # ## How this looks on several GPUs and nodes
 #
 # The bytes are the same on a GPU, and some come on top: the CUDA context, buffers of NCCL and of DDP, and memory that PyTorch's
-# allocator keeps for later. `torch.cuda.max_memory_allocated()` tells what tensors took at the peak, `nvidia-smi` what the process took in all. The days of section 4 are those
-# of a data sheet and an assumed utilisation: nothing in this lesson timed your machine. On several nodes, what decides is what crosses: a strategy that sends at every layer
-# (tensor) wants the fast links inside a node, one that sends once a step (data) or only between stages (pipeline) can live with the slower network between nodes.
+# allocator keeps for later. `torch.cuda.max_memory_allocated()` tells what tensors took at the peak, `nvidia-smi` what the process took
+# in all. The days of section 4 are those of a data sheet and an assumed utilisation: nothing in this lesson timed your machine. On
+# several nodes, what decides is what crosses: a strategy that sends at every layer (tensor) wants the fast links inside a node, one that
+# sends once a step (data) or only between stages (pipeline) can live with the slower network between nodes.
 #
 # ## Where to read more
 #
-# *T. Brown and others*, Language Models are Few-Shot Learners, 2020: GPT-3's sizes. *S. Rajbhandari and others*, ZeRO: Memory Optimizations Toward Training Trillion
-# Parameter Models, 2020: the 16 bytes, and how to share them out. *V. Korthikanti and others*, Reducing Activation Recomputation in Large Transformer Models, 2022: the
-# activations. *J. Kaplan and others*, Scaling Laws for Neural Language Models, 2020: 6·N·D. *D. Narayanan and others*, Efficient Large-Scale Language Model Training on GPU
-# Clusters Using Megatron-LM, 2021: strategies combined.
+# *T. Brown and others*, Language Models are Few-Shot Learners, 2020: GPT-3's sizes. *S. Rajbhandari and others*, ZeRO: Memory
+# Optimizations Toward Training Trillion Parameter Models, 2020: the 16 bytes, and how to share them out. *V. Korthikanti and others*,
+# Reducing Activation Recomputation in Large Transformer Models, 2022: the activations. *J. Kaplan and others*, Scaling Laws for Neural
+# Language Models, 2020: 6·N·D. *D. Narayanan and others*, Efficient Large-Scale Language Model Training on GPU Clusters Using
+# Megatron-LM, 2021: strategies combined.
+#
+# ## What you measured and computed
 
 # %%
-print(f"""What you measured and computed:
-- AdamW holds {measured:.0f} bytes per weight, SGD {held["SGD"]:.0f}, without activations
+print(f"""- AdamW holds {measured:.0f} bytes per weight, SGD {held["SGD"]:.0f}, without activations
 - a batch 16 times as large took {times:.2f} times the memory of this MLP
 - GPT-3: {for_weights} GPUs of 80 GB for the weights, {for_training} for training
 - on 1,024 GPUs it takes {many.value:.0f} days, if they never wait

@@ -7,16 +7,17 @@
 # **What you will learn.** Why one process with threads is not enough; what is copied in every step, and through whose wire; why
 # device 0 is full first; what gets lost. At the end, a table with evidence for each row.
 #
-# **What you need.** Lessons 00 and 02. About 15 minutes. No GPU; with two of them, section 6 runs the real thing.
+# **What you need.** Lessons 00 and 02. About 15 minutes. No GPU is needed; with two of them, section 6 runs the real thing.
 #
 # ---
 # **The question.** `DataParallel(model)` is one line: no processes, no ranks, no launcher. Why does PyTorch's own
 # documentation send you to DDP, even on a single machine?
 
 # %% [markdown]
-# ## 1. On this CPU, DataParallel does nothing
+# ## 1. On a CPU, DataParallel does nothing
 #
-# Let us watch: which thread runs the forward, and how much of the batch does it see?
+# Its idea: cut the batch into parts, one for each GPU, and let a thread for each GPU do its part. Let us watch: which thread runs
+# the forward, and how much of the batch does it see?
 
 # %%
 import threading
@@ -145,9 +146,7 @@ plain, threaded = network(), network()
 F.cross_entropy(plain(x), y).backward()
 data_parallel_step(threaded, x, y, devices=2)
 gaps = {"threads": (gradients_of(threaded) - gradients_of(plain)).abs().max().item()}
-print(
-    "starting ranks; the first DDP in a notebook loads more of PyTorch and takes longer …"
-)
+print("the first DDP in a notebook loads more of PyTorch: some seconds …")
 for gradient in launch(distributed_step, x, y, backend="gloo").values:
     gaps["ranks"] = (gradient - gradients_of(plain)).abs().max().item()
 print(gaps)
@@ -159,8 +158,8 @@ assert max(gaps.values()) < 1e-12  # rounding of float64
 # %% [markdown]
 # ## 3. Threads take turns
 #
-# In CPython, one thread at a time executes Python code: it must hold the **global interpreter lock**, the GIL. Two ranks are two
-# processes, each with a GIL of its own.
+# In CPython, the usual Python, one thread at a time executes Python code: it must hold the **global interpreter lock**, the GIL. Two
+# ranks are two processes, each with a GIL of its own.
 #
 # > **Predict.** Two threads run pure Python for a tenth of a second, and so do two ranks. For what share of the time do both run at
 # > once?
@@ -212,6 +211,9 @@ def one_rank():
     return runs(log)
 
 
+# %% [markdown]
+# Other work on this machine gets in the way of two ranks, so we try a few times and keep the best.
+
 # %% tags=["nbval-ignore-output"]
 import sys
 
@@ -221,9 +223,11 @@ from ddp_course.process_group import cores
 
 threads = launch(two_threads, nproc=1).values[0]
 tries = []
-while len(tries) < 10 and max(map(overlap, tries), default=0) < 0.4:
+best = 0
+while best < 0.4 and len(tries) < (10 if best > 0.01 else 60):
     tries.append(launch(one_rank).values)
     print(f"two ranks, try {len(tries)}: both ran {overlap(tries[-1]):.0%} of the time")
+    best = max(best, overlap(tries[-1]))
 ranks = max(tries, key=overlap)
 
 # %% tags=["nbval-ignore-output"]
@@ -237,10 +241,8 @@ if has_gil:
     assert overlap(threads) < 0.01
 if has_gil and cores() >= 2:
     assert overlap(ranks) > overlap(threads)
-plots.turns(
-    both,
-    f"Both ran Python at once: threads never, ranks {overlap(ranks):.0%} of the time",
-)
+shares = f"threads {overlap(threads):.0%}, ranks {overlap(ranks):.0%} of the time"
+plots.turns(both, f"Both ran Python at once: {shares}")
 
 # %% tags=["nbval-ignore-output"]
 predict.compare(
@@ -253,12 +255,11 @@ predict.compare(
 )
 
 # %% [markdown]
-# The threads take turns, a few milliseconds each. Never do two run. The ranks run at the same time, as far as this machine has
-# cores to spare. (We took the best of a few tries: whatever else it does gets in the way.)
+# The threads take turns: never do two run. The ranks run at the same time, as far as this machine has cores to spare.
 #
-# It is not all Python, though. PyTorch lets go of the GIL while it computes inside of an operation, and only the Python around it is
-# serialised. So it depends on the model: **many small operations** are mostly Python, **few large ones** hardly. On a GPU the same holds
-# for *starting* operations: the faster the GPU, the more of the time is Python.
+# It is not all Python, though. PyTorch lets go of the GIL while it computes inside of an operation, and only the Python around it has to
+# take turns. So it should depend on the model: **many small operations** are mostly Python, **few large ones** hardly. (On a GPU it is
+# Python that *starts* the operations: the faster the GPU, the larger Python's part.)
 #
 # Measure it: forward and backward of two replicas, one after the other, in two threads, and on two ranks. Each thread and each rank
 # computes with one core.
@@ -315,16 +316,17 @@ def together(replica, x):
 
 
 # %%
-def three_ways(build, x, rounds=16):
-    """The shortest times of the three ways, in turns; rank 1 pauses while rank 0 uses threads."""
+def three_ways(build, x, rounds=12):
+    """The shortest times of the three ways, in turns; rank 0 alone does the first two."""
     replicas, times = [build(), build()], []
-    for _ in range(rounds):
+    for number in range(rounds):
         alone = [0.0, 0.0]
         if dist.get_rank() == 0:
-            alone = [
-                seconds(way, replicas, x) for way in (one_after_the_other, in_threads)
-            ]
-        dist.barrier()
+            ways = (one_after_the_other, in_threads)
+            alone = [seconds(way, replicas, x) for way in ways]
+            if number % 4 == 3:
+                print("round", number + 1, "of", rounds)
+        dist.barrier()  # where rank 1 has waited
         times.append([*alone, seconds(together, replicas[0], x)])
     return [min(way) for way in zip(*times[1:], strict=True)]  # the first round warms up
 
@@ -348,7 +350,7 @@ cases = {
     "few large": (few_large, torch.ones(64, 768)),
 }
 for name, (build, inputs) in cases.items():
-    print(f"{name} operations:", end=" ")
+    print(f"{name} operations:")
     times = launch(three_ways, build, inputs, backend="gloo").values[0]
     speed[name] = times[0] / times[1], times[0] / times[2]
     print("two threads {:.2f}, two ranks {:.2f} times as fast".format(*speed[name]))
@@ -363,14 +365,36 @@ predict.compare(
 )
 
 # %% [markdown]
-# Compare the two numbers of each line. On a quiet machine with two cores, threads gain next to nothing with many small operations,
-# since they queue for the GIL, and ranks nearly double. With few large operations threads keep up. (A machine that is busy with other
-# things, or has one core, gives other numbers: these are timings, not laws. What *is* a law is the picture above.)
+# Compare the two numbers of each line: 1 is no gain, 2 the most there can be. With many small operations the threads queue for the GIL,
+# the ranks do not. With few large operations the threads have less to queue for. (Nothing is asserted here: these are timings, and a
+# machine that is busy with other things, or has one core, gives others. What is asserted is the picture above.)
 
 # %% [markdown]
 # ## 4. What crosses the wire, and whose wire
 #
-# DDP copies the weights once, at the start. `DataParallel` copies them in every step, and everything goes through device 0.
+# DDP copies the weights once, at the start. To see it, give each rank other weights before it is wrapped, and change them once more
+# behind DDP's back:
+
+
+# %%
+def weights_over_time():
+    torch.manual_seed(dist.get_rank())  # every rank begins with weights of its own
+    model = nn.Linear(4, 2)
+    parallel = DistributedDataParallel(model)
+    start = model.weight.sum().item()
+    with torch.no_grad():
+        model.weight += dist.get_rank()
+    parallel(torch.ones(8, 4)).sum().backward()
+    return start, model.weight.sum().item()
+
+
+first, second = launch(weights_over_time, backend="gloo").values
+assert first[0] == second[0]  # copied when wrapped
+assert abs(second[1] - first[1]) > 7  # not again: 8 weights still differ by 1
+print("wrapped: equal weights; changed afterwards: they stay different")
+
+# %% [markdown]
+# `DataParallel` copies the weights in every step, and everything goes through device 0.
 #
 # > **Predict.** Eight GPUs. How many models' worth of bytes does device 0 send and receive in one step of `DataParallel`? And each rank
 # > under DDP, with a ring?
@@ -411,10 +435,7 @@ for devices in (2, 4, 8):
     wire = data_parallel_step(model, x, y, devices)[2]
     through_0 = sum(wire.values()) / weights
     ring = 2 * 2 * (devices - 1) / devices  # sent and received, lesson 02
-    print(
-        f"{devices} devices: DataParallel's device 0 {through_0:.2f} models,"
-        f" each DDP rank {ring:.2f}"
-    )
+    print(f"{devices} devices: device 0 {through_0:.2f} models, a DDP rank {ring:.2f}")
     assert 2 * (devices - 1) <= through_0 < 2 * (devices - 1) + 1
     assert ring < 4
 
@@ -425,13 +446,14 @@ predict.compare(
         "DDP, each rank": (guess_ddp, ring),
     },
     unit="models in and out, per step, 8 devices",
-    title="Device 0 carries more with every device, a rank of a ring does not",
+    title="Device 0 carries more with every device, a rank of a ring hardly",
+    source="counted",
 )
 
 # %% [markdown]
-# It is `2 (N − 1)` models for device 0, and inputs and outputs besides: the star of lesson 02. A ring needs less than 4 in and out,
-# however many ranks there are. And DDP's bytes travel while backward still computes (lesson 04); `DataParallel`'s come before and
-# after.
+# It is 2 (N − 1) models for device 0, and inputs and outputs besides: the star of lesson 02. A ring needs less than 4 in and out,
+# however many ranks there are. (Counted: the bytes of section 2's copies, and lesson 02's formula for what DDP all-reduces.) And DDP's
+# bytes travel while backward still computes (lesson 04); `DataParallel`'s weights come before the forward.
 
 # %% [markdown]
 # ## 5. Device 0 is full first
@@ -453,6 +475,7 @@ def held(model, optimizer, replicas, output, x):
 
 
 # %%
+print("the first optimizer in a notebook loads more of PyTorch: some seconds …")
 gpt = models.build("gpt", vocabulary=512)
 optimizer = torch.optim.Adam(gpt.parameters())
 tokens = torch.randint(512, (32, 64))
@@ -465,16 +488,15 @@ assert memory[0] > 2 * memory[1] and memory[1] == memory[3]
 
 # %% [markdown]
 # Device 0 holds the model, its gradients, the optimizer's state, the whole batch and the outputs of *all* devices. The others hold a
-# replica with its gradients and their own part of batch and outputs. (Activations are left out: they are the same everywhere.) The size of the batch is limited by device 0,
-# while the others have room.
+# replica with its gradients and their own part of batch and outputs. (Activations are left out: they are the same everywhere.) So device
+# 0 limits the size of the batch, while the others have room.
 #
 # For GPT-2, with its vocabulary of 50,257 and 1,024 positions, the outputs alone:
 
 # %%
 per_device = 8 * 1024 * 50257 * 4 / 1e9  # 8 texts on each device, fp32
-print(
-    f"{per_device:.1f} GB of outputs a device, {8 * per_device:.1f} GB gathered on device 0 of 8"
-)
+print(f"{per_device:.1f} GB of outputs a device")
+print(f"{8 * per_device:.1f} GB gathered on device 0 of 8")
 assert 8 * per_device > 13
 
 # %% [markdown]
@@ -502,7 +524,7 @@ assert len(set(on_ranks)) == 1 and on_ranks[0] < memory[0]
 # %% [markdown]
 # ### Break it: a counter that stays at zero
 #
-# A model counts its own forward passes, for a warm-up, say.
+# A model counts its own forward passes, to warm something up, say.
 #
 # > **Predict.** After three steps, what does the counter say with replicas, and what on each rank of DDP?
 
@@ -534,15 +556,14 @@ print("with replicas:", model.calls, "and on the ranks of DDP:", counted)
 assert model.calls == 0 and counted == [3, 3]
 
 # %% [markdown]
-# Each forward ran in a replica that was thrown away after the step, with what it had counted. PyTorch's documentation warns of the
-# same for `DataParallel`. A rank's model is an ordinary object that lives on. **Fix**, if you are stuck with replicas: keep
-# such state outside of the model.
+# **Cause.** Each forward ran in a replica that was thrown away after the step, with what it had counted. PyTorch's documentation warns of
+# the same for `DataParallel`. **Fix.** DDP: a rank's model is an ordinary object that lives on.
 
 # %% [markdown]
 # ## 6. The real one, where there are GPUs
 #
-# Everything so far ran on a CPU: the counts hold on any device, the timings say nothing of GPUs. With two GPUs, the next cell runs the real
-# `DataParallel` and DDP on them.
+# Everything so far ran on a CPU: the counts hold on any device, the timings say nothing of GPUs. With two GPUs, the next cells run the
+# real `DataParallel` and DDP on them.
 
 
 # %%
@@ -673,20 +694,23 @@ quiz.ask("03_dataparallel_vs_ddp")
 # ## How this looks on several GPUs and nodes
 #
 # `DataParallel` ends at the edge of a machine: threads cannot leave their process. DDP does not know the edge: ranks on other machines are
-# ranks like all others, only with a slower wire between. On one machine with eight fast GPUs the Python of a single process
-# cannot even start operations for all of them in time; eight processes can.
+# ranks like all others, only with a slower wire between. On one machine with eight GPUs, `DataParallel` has one Python that starts
+# the operations of all of them in turns; DDP has eight.
 #
 # ## Where to read more
 #
 # *S. Li and others*, PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB 2020. The PyTorch documentation on
 # `DataParallel` (its warnings) and `DistributedDataParallel`. Python's documentation on the global interpreter lock.
+#
+# ## What you measured
 
 # %% tags=["nbval-ignore-output"]
-print(f"""What you measured:
-- gradients of threads and of ranks: at most {max(gaps.values()):.0e} from one process's
-- both run Python at once: two threads {overlap(threads):.0%}, two ranks {overlap(ranks):.0%} of the time
-- many small operations: two threads {speed["many small"][0]:.2f}, two ranks {speed["many small"][1]:.2f} times as fast
-- few large operations: two threads {speed["few large"][0]:.2f}, two ranks {speed["few large"][1]:.2f} times as fast
-- 8 devices: {through_0:.1f} models through device 0, {ring:.1f} for each rank of DDP
-- memory: device 0 holds {memory[0] / memory[1]:.1f} times what the others hold; under DDP {max(on_ranks) / min(on_ranks):.1f}
+print(f"""- gradients of threads and ranks: {max(gaps.values()):.0e} from one process's
+- both run Python at once: {shares}""")
+for name, (by_threads, by_ranks) in speed.items():
+    print(f"- {name} operations: two threads {by_threads:.2f} times as fast as one after")
+    print(f"  the other, two ranks {by_ranks:.2f} times")
+print(f"""- 8 devices: {through_0:.1f} models through device 0, {ring:.1f} for a rank of DDP
+- device 0 holds {memory[0] / memory[1]:.1f} times what the others hold;
+  under DDP all hold the same
 - a counter in the model: {model.calls} with replicas, {counted[0]} under DDP""")

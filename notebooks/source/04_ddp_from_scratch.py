@@ -29,7 +29,7 @@ from ddp_course import RankError, data, launch, models, plots, predict, report, 
 
 
 def distance(model):
-    """How far apart the ranks' weights are (L2): 0 only if they are equal, bit for bit."""
+    """How far apart the ranks' weights are (L2): 0 only if they are equal bit for bit."""
     mine = torch.cat([weight.detach().flatten() for weight in model.parameters()])
     first = mine.clone()
     dist.broadcast(first, src=0)
@@ -53,12 +53,13 @@ def train_together(copy_weights, average, epochs=2):
     optimizer = torch.optim.SGD(model.parameters(), 0.2)
     loader = data.shard(data.digits()[0], micro_batch=32)
     for step, (x, y) in enumerate(batch for _ in range(epochs) for batch in loader):
-        F.cross_entropy(model(x), y).backward()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
         if average:
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad)
                 parameter.grad /= dist.get_world_size()
-        report(step=step, distance=distance(model))
+        report(step=step, distance=distance(model), loss=loss)
         optimizer.step()
         optimizer.zero_grad()
     return model.state_dict()
@@ -66,15 +67,15 @@ def train_together(copy_weights, average, epochs=2):
 
 # %%
 guess = predict.choose(
-    "Equal weights at the start, gradients never averaged. The distance between the two ranks …",
+    "Equal weights at the start, gradients never averaged. The ranks' distance …",
     ["stays 0", "grows, then settles", "grows and grows", "jumps about"],
 )
 
 # %% tags=["nbval-ignore-output"]
-runs = {
-    "never averaged": launch(train_together, True, False),
-    "averaged": launch(train_together, True, True),
-}
+runs = {}
+for name, average in (("never averaged", False), ("averaged", True)):
+    print(name, "…")
+    runs[name] = launch(train_together, copy_weights=True, average=average)
 plots.drift(runs, title="Without averaging, ranks drift apart")
 
 
@@ -89,6 +90,15 @@ for step in (10, 20, 40):
     assert never[step] > never[step // 2] > 0  # and further apart all the time
 assert set(both) == {0.0}
 print("averaged: distance exactly 0 in all", len(both), "steps")
+
+
+def losses(run, rank):
+    return [record["loss"] for record in run.records if record["rank"] == rank]
+
+
+for run in runs.values():
+    assert all(losses(run, rank)[-1] < losses(run, rank)[0] / 2 for rank in (0, 1))
+print("the losses of all ranks fell")
 guess.compare("grows and grows")
 
 # %% [markdown]
@@ -104,7 +114,7 @@ start = predict.choose(
 )
 
 # %% tags=["nbval-ignore-output"]
-runs["unequal start"] = launch(train_together, False, True)
+runs["unequal start"] = launch(train_together, copy_weights=False, average=True)
 unequal = distances(runs["unequal start"])
 print(f"distance at the first step {unequal[0]:.4f}, at the last {unequal[-1]:.4f}")
 assert unequal[0] > 1 and abs(unequal[-1] - unequal[0]) < 1e-3  # float32 rounding
@@ -138,8 +148,8 @@ assert disagree["averaged"] == 0
 assert min(disagree["never averaged"], disagree["unequal start"]) > 0
 
 # %% [markdown]
-# Without synchronisation you do not train one network on all of the data. You train two networks, each on half of it. No error is
-# raised, both losses fall, and whichever rank saves the checkpoint throws the other's work away.
+# Without synchronisation you do not train one network on all of the data. You train two networks, each on half of it. No error was
+# raised, both losses fell, and whichever rank saves the checkpoint throws the other's work away.
 
 # %% [markdown]
 # ## 2. What exactly is averaged?
@@ -151,7 +161,7 @@ assert min(disagree["never averaged"], disagree["unequal start"]) > 0
 
 # %%
 def averaged(counts, weighted):
-    """The averaged gradient of ranks that hold so many samples each, and the full batch's."""
+    """How far the ranks' averaged gradient is from the full batch's (relative, L2)."""
     torch.manual_seed(0)
     model = models.MLP(width=64).double()
     x, y = (part[: sum(counts)] for part in data.digits()[0].tensors)
@@ -173,8 +183,8 @@ def averaged(counts, weighted):
 
 # %%
 off = predict.number(
-    "Rank 0 holds 24 samples, rank 1 holds 8. How far is the averaged gradient from that of "
-    "the 32?", start=0, unit="%", low=0, high=100,
+    "Rank 0 holds 24 samples, rank 1 holds 8. How far is the averaged gradient from "
+    "that of the 32?", start=0, unit="%", low=0, high=100,
 )  # fmt: skip
 
 # %% tags=["nbval-ignore-output"]
@@ -214,8 +224,8 @@ show.source(ddp.average_gradients_flat)
 # %% [markdown]
 # ## 4. When is a gradient ready?
 #
-# All of this starts when backward has *ended*. Until then the network cable is idle; and while the cable works, the processor
-# is idle. But backward does not produce all gradients at once.
+# All of this starts when backward has *ended*. Until then the network cable is idle; and while the cable works, nobody computes.
+# Does backward produce all gradients at once?
 
 # %%
 when = predict.choose(
@@ -265,15 +275,15 @@ class Overlapped(nn.Module):
 
 
 # %% [markdown]
-# That is the idea of DDP in twenty lines; section 7 will check that it is right. It is the same on every rank, so all ranks call the
-# same collectives in the same order. Two things are missing: `no_sync` (lesson 07), and something about size.
+# That is the idea of DDP in twenty lines; section 7 will check that it is right. Backward runs through the same network on every rank, so
+# all ranks call the same collectives in the same order. Two things are missing: `no_sync` (lesson 07), and something about size.
 #
 # ## 5. Buckets
 #
 # A network has hundreds of parameters, many of them tiny. One message each pays latency hundreds of times; one message for
-# all overlaps with nothing. The way between are **buckets**: gradients are copied into a flat tensor of up to 25 MB, and a
-# bucket goes when it is full. Here is the heart of the package's version. `self.hook` is the function that sends a bucket and
-# returns a *future*, something to wait for.
+# all overlaps with nothing. The way between are **buckets**: gradients are copied into a flat tensor of limited size (25 MB, if you do
+# not say), and a bucket goes when all of its gradients are there. Here is the heart of the package's version. `self.hook` is the
+# function that sends a bucket and returns a *future*, something to wait for.
 
 # %%
 show.source(ddp.BucketedDDP._collect, ddp.BucketedDDP._next, ddp.BucketedDDP.finish)
@@ -288,10 +298,12 @@ for bucket in ddp.make_buckets(list(net.parameters())[::-1], cap=300 * KB):
     shapes = [tuple(parameter.shape) for parameter in bucket.parameters()]
     print(f"bucket {bucket.index()}: {bucket.buffer().nbytes // KB:3d} KB", shapes)
 assert bucket.is_last() and bucket.parameters()[-1] is net[0].weight
+assert dist._DEFAULT_FIRST_BUCKET_BYTES == KB * KB  # PyTorch's first bucket
 
 # %% [markdown]
 # Reverse order of registration: the last layer, whose gradient comes first, is in the first bucket. (PyTorch's DDP starts with this
-# guess too, and after the first step sorts the buckets by the order in which gradients really came.)
+# guess too, and after the first step sorts the buckets by the order in which gradients really came. Unless you say a size, its first
+# bucket is smaller than the others, 1 MB, and goes early.)
 #
 # ## 6. See it overlap
 #
@@ -304,7 +316,7 @@ from ddp_course import trace
 from ddp_course.network import SlowLink
 
 
-def traced_steps(bucket_cap_mb, bandwidth, latency=0.0, steps=8):
+def traced_steps(bucket_cap_mb, bandwidth, latency=0.0, steps=7):
     torch.manual_seed(0)
     hook = trace.recorded(SlowLink(bandwidth, latency))
     model = ddp.BucketedDDP(models.MLP(width=768, depth=5), bucket_cap_mb, hook)
@@ -337,6 +349,7 @@ def length(spans):
     return max(span["end"] for span in spans) - min(span["start"] for span in spans)
 
 
+print("a perfect cable …")
 perfect = quickest(launch(traced_steps, 25, bandwidth=float("inf")))
 backward = trace.seconds(perfect, "backward")
 nbytes = 4 * models.parameters_of(models.MLP(width=768, depth=5))
@@ -345,7 +358,7 @@ print(f"backward: {1000 * backward:.0f} ms; gradients: {nbytes / 1e6:.1f} MB")
 print(f"the cable for this lesson: {bandwidth / 1e6:.0f} MB/s")
 
 # %% [markdown]
-# The cable is chosen so that sending all gradients takes as long as backward itself: the most that could be hidden is nearly all.
+# This cable takes as long for all gradients as backward takes to compute them. So at best nearly all of the communication is hidden.
 
 # %%
 hidden = predict.number(
@@ -354,8 +367,9 @@ hidden = predict.number(
 )  # fmt: skip
 
 # %% tags=["nbval-ignore-output"]
+print("one bucket …")
 one = quickest(launch(traced_steps, 1000, bandwidth))
-print("one bucket: done")
+print("five buckets …")
 several = quickest(launch(traced_steps, 2.3, bandwidth))
 plots.timeline(
     {"one bucket": one, "five buckets": several},
@@ -365,34 +379,35 @@ plots.timeline(
 # %% tags=["nbval-ignore-output"]
 share, share_of_one = trace.overlap(several), trace.overlap(one)
 assert share_of_one < 0.02  # with one bucket nothing can be hidden
-assert share > 0.15
+assert 0.15 < share < 1
 hidden.compare(100 * share, title="Share of the communication that runs under compute")
 
 # %% [markdown]
 # Read the picture from left to right. With one bucket the orange lane begins when backward has ended, and the rank waits through all of
-# it (hatched). With buckets the orange lane begins in the middle of backward; what is shaded costs nothing. The last bucket can
-# never be hidden: it holds the first layer's gradient, and nothing is left to compute.
+# it (hatched). With buckets the orange lane begins in the middle of backward, and what is shaded does not make the rank wait. The last
+# bucket can never be hidden: it holds the first layer's gradient, and nothing is left to compute.
 #
-# So smaller buckets are better? Each message also has its latency. Now the same with 5 ms of it. Two ranks send each other two
-# messages for a bucket, so each bucket pays 10 ms.
+# So smaller buckets are better? Each message also has its latency, and each bucket is a message of its own. Now the same with a latency of
+# 5 ms. In a ring of two a bucket takes two steps (lesson 02), so each bucket pays 10 ms.
 
 # %% tags=["nbval-ignore-output"]
 link, count = SlowLink(bandwidth, latency=0.005), {}
+assert link.seconds(0, world_size=2) == 0.01
 for cap in (0.001, 2.3, 1000):
-    spans = quickest(launch(traced_steps, cap, bandwidth, link.latency, steps=7))
+    spans = quickest(launch(traced_steps, cap, bandwidth, link.latency))
     mine = [span for span in spans if span["rank"] == 0]
     count[cap] = sum(span["name"] == "all-reduce" for span in mine)
     wire, waits = trace.seconds(mine, "all-reduce"), trace.seconds(mine, "waiting")
     predicted = count[cap] * link.seconds(nbytes / count[cap], world_size=2)
-    print(f"{count[cap]:2d} buckets: {1000 * predicted:3.0f} ms by the formula, "
-          f"{1000 * wire:3.0f} ms on the wire, {1000 * waits:3.0f} ms waited")  # fmt: skip
+    print(f"{count[cap]:2d} buckets: by the formula {1000 * predicted:3.0f} ms, "
+          f"on the wire {1000 * wire:3.0f}, waited {1000 * waits:3.0f}")  # fmt: skip
     assert predicted <= wire * 1.001  # no message arrives early
 
 assert list(count.values()) == [12, 5, 1]
 
 # %% [markdown]
-# Twelve messages pay the latency twelve times. One message hides nothing. The default of 25 MB is such a compromise, for networks
-# much bigger than this one: a bucket should be so big that its latency does not matter, and so small that the first one goes early.
+# Twelve buckets pay the latency twelve times. One bucket hides nothing. The default of 25 MB is a compromise, for networks much bigger
+# than this one: a bucket should be so big that its latency does not matter, and so small that the first one goes early.
 #
 # ## 7. Is it right?
 #
@@ -428,6 +443,7 @@ def five_steps(how):
 alone = launch(five_steps, "one process", nproc=1).values[0]
 furthest = {}
 for how in ("torch", "twenty lines", "buckets"):
+    print(how, "…")
     for weights in launch(five_steps, how, nproc=2).values:
         furthest[how] = (weights - alone).abs().max().item()
         assert furthest[how] < 1e-10  # float64 rounding, through five steps of AdamW
@@ -451,11 +467,11 @@ def around_the_wrapper(careless, steps=30):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     loader = data.shard(data.digits()[0], micro_batch=16)
     for step, (x, y) in zip(range(steps), loader, strict=False):
-        logits = model.module(x) if careless else model(x)
-        F.cross_entropy(logits, y).backward()
+        loss = F.cross_entropy(model.module(x) if careless else model(x), y)
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        report(step=step, distance=distance(model))
+        report(step=step, distance=distance(model), loss=loss)
 
 
 through = {
@@ -468,12 +484,15 @@ plots.drift(through, title="Forward through model.module: ranks drift apart in s
 careless, careful = (distances(run) for run in through.values())
 assert careless[-1] > careless[9] > 0
 assert set(careful) == {0.0}
+for rank in (0, 1):
+    fell = losses(through["model.module(x)"], rank)
+    assert fell[-1] < fell[0]
 around.compare("gradients are not averaged")
 
 # %% [markdown]
 # **Symptom.** No error; both losses fall; the ranks drift, as in section 1. **Cause.** DDP prepares each backward in its own
-# `forward`: only there does it arm its hooks. Go around it, and they stay asleep. **Fix.** Train through `model(x)`. Use
-# `model.module` to evaluate and to save. If training needs another method, call it from the network's `forward`.
+# `forward`: only there does it arm its hooks. Go around it, and they stay asleep. **Fix.** Train through `model(x)`, as the other line of
+# the picture did. Use `model.module` to evaluate and to save. If training needs another method, call it from the network's `forward`.
 #
 # ## 9. Break it: a parameter that the loss does not use
 #
@@ -492,34 +511,41 @@ class TwoHeads(nn.Module):
         return self.digit(self.body(x))  # parity is not used
 
 
-def two_steps(**options):
-    model = DistributedDataParallel(TwoHeads(), **options)
+def two_steps(freeze=False, **options):
+    net = TwoHeads()
+    if freeze:
+        net.parity.requires_grad_(False)
+    model = DistributedDataParallel(net, **options)
     for step in range(2):
-        F.cross_entropy(model(torch.randn(4, 64)), torch.arange(4)).backward()
-        report(step=step)
-    return model.module.parity.weight.grad
+        loss = F.cross_entropy(model(torch.randn(4, 64)), torch.arange(4))
+        report(step=step)  # this forward went well
+        loss.backward()
+    return net.parity.weight.grad
 
 
 # %% tags=["nbval-ignore-output"]
-error = None
+error, forwards = None, []
 try:
-    launch(two_steps)
+    launch(two_steps, on_record=lambda record: forwards.append(record["step"]))
 except RankError as caught:
     error = caught
-    print("\n".join(str(error).splitlines()[-8:])[:900])
+    message = error.traceback
+    print(message[message.index("RuntimeError") :][:330], "…")
 
-assert "Expected to have finished reduction in the prior iteration" in str(error)
+assert "Expected to have finished reduction in the prior iteration" in message
+assert set(forwards) == {0}  # the second forward raised it
 
 # %% [markdown]
 # **Symptom.** The error comes in the *second* forward, though the mistake was in the first. **Cause.** A bucket waits for all of its
 # gradients. One that never comes keeps the bucket from going; DDP notices when the next forward finds it half full. **Fix.** Use
-# every output in the loss, or freeze what you do not train, or say `find_unused_parameters=True`: DDP then looks through
-# the graph in every step, which costs time, so only where needed.
+# every output in the loss, or freeze what you do not train *before* you wrap, or say `find_unused_parameters=True`: DDP then looks
+# through the graph in every step, which costs time, so only where needed.
 
-# %% tags=["nbval-ignore-output"]
-gradients = launch(two_steps, find_unused_parameters=True).values
-print("gradient of the unused head:", gradients)
-assert gradients == [None, None]
+# %%
+frozen = launch(two_steps, freeze=True).values
+searched = launch(two_steps, find_unused_parameters=True).values
+print("gradient of the unused head:", frozen, "and", searched)
+assert frozen == searched == [None, None]
 
 # %% [markdown]
 # Ours fills such a gap with zeros in `finish`, so that all ranks send the same buckets.
@@ -547,12 +573,19 @@ assert both_ranks == [[2.0], [2.0]]
 #
 # ## 10. Break it: two forwards before a backward
 #
-# BatchNorm keeps running statistics in *buffers*, which have no gradient. Every rank sees other images, so these drift too. PyTorch's
-# DDP therefore copies rank 0's buffers to all ranks before every forward. Let us do that by hand, as it was done for years, and
-# run two forwards before one backward, as a loss that compares two images does.
+# BatchNorm keeps running statistics in *buffers*, which have no gradient. Every rank sees other images, so these would drift too.
+# PyTorch's DDP therefore copies rank 0's buffers to all ranks before a forward. Let us do that by hand, and run two forwards before
+# one backward, as a loss that compares two images does.
 
 
 # %%
+import inspect
+
+known = inspect.signature(DistributedDataParallel).parameters
+# newer releases of PyTorch rename the option
+NO_COPIES = next(n for n in ("forward_sync_buffers", "broadcast_buffers") if n in known)
+
+
 def copy_buffers(model):
     for buffer in model.buffers():
         received = buffer.clone()
@@ -563,7 +596,10 @@ def copy_buffers(model):
 # %%
 def compare_two(how):
     net = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8))
-    model = DistributedDataParallel(net) if how == "torch" else net
+    model = net
+    if how in ("torch", "no copies"):
+        options = {} if how == "torch" else {NO_COPIES: False}
+        model = DistributedDataParallel(net, **options)
     first, second = torch.randn(2, 16, 64)
     if how == "one forward":
         copy_buffers(model)
@@ -585,19 +621,20 @@ try:
     launch(compare_two, "by hand")
 except RankError as caught:
     error = caught
-    print(str(error).splitlines()[-1][:300])
+    print(str(error).splitlines()[-1][:165], "…")
 
 assert "modified by an inplace operation" in str(error)
 
 # %% [markdown]
 # **Cause.** The first forward remembers the buffers for its backward; the second copy writes over them, in place, and autograd notices.
 # **Fix.** One forward for both halves. (It is another network then: BatchNorm sees 32 images at once.) Or tell DDP not to
-# copy buffers: `broadcast_buffers=False`. What does the PyTorch on *this* machine do?
+# copy buffers: `broadcast_buffers=False`, in newer releases `forward_sync_buffers=False`. And what does DDP itself do, in the PyTorch
+# on *this* machine?
 
 # %% tags=["nbval-ignore-output"]
-norms = launch(compare_two, "one forward").values
-assert min(norms) > 0
-print("one forward for both halves: fine")
+for how in ("one forward", "no copies"):
+    assert min(launch(compare_two, how).values) > 0
+    print(f"{how}: fine")
 try:
     launch(compare_two, "torch")
     verdict = "copies the buffers without autograd's knowledge: no error"
@@ -607,8 +644,9 @@ except RankError as caught:
 print(f"DDP of PyTorch {torch.__version__}: {verdict}")
 
 # %% [markdown]
-# Releases differ, and both answers are right. Where the error is not raised, nothing is lost for BatchNorm in training, since its
-# backward uses the batch's own statistics; a buffer that *does* enter the backward would silently be the newer one.
+# Releases differ (PyTorch's issue 175024 reports the error, its pull request 175851 hides the copies from autograd). Where the error is
+# not raised, nothing is lost for BatchNorm in training, since its backward uses the batch's own statistics; a buffer that *does* enter
+# the backward would silently be the newer one.
 #
 # ## 11. Break it: everything frozen
 
@@ -623,9 +661,25 @@ except RankError as caught:
 assert "doesn't have any parameter" in str(error) and "requires a gradient" in str(error)
 
 # %% [markdown]
-# **Cause.** No gradient, nothing to average: DDP refuses. It is met where a whole network is frozen before only a new head is
-# trained. **Fix.** Wrap what trains, and run the frozen part outside of the wrapper; freeze *before* you wrap, since DDP looks once, at
-# the start.
+# **Cause.** No gradient, nothing to average: DDP refuses. You meet it when you freeze a network, wrap it, and train only a new head.
+# **Fix.** Wrap what trains, and run the frozen part outside of the wrapper.
+
+
+# %%
+def only_the_head():
+    torch.manual_seed(dist.get_rank())  # other images, other weights
+    body = nn.Linear(64, 8).requires_grad_(False)
+    head = DistributedDataParallel(nn.Linear(8, 10))
+    F.cross_entropy(head(body(torch.randn(4, 64))), torch.arange(4)).backward()
+    return head.module.weight.grad
+
+
+first, second = launch(only_the_head).values
+assert torch.equal(first, second)
+print("the head's gradient is averaged")
+
+# %% [markdown]
+# (Here the two bodies differ: DDP broadcasts only what it wraps. Load the same frozen weights on every rank.)
 #
 # ## Quiz
 
@@ -637,28 +691,30 @@ quiz.ask("04_ddp_from_scratch")
 # %% [markdown]
 # ## Exercises
 #
-# * `04_average_gradients`: keep the ranks of a given loop equal, also when the network has tied and frozen weights and when
-#   the ranks hold unequal numbers of samples.
+# * [04_average_gradients](../exercises/04_average_gradients.ipynb): keep the ranks of a given loop equal, also when the network has
+#   tied and frozen weights and when the ranks hold unequal numbers of samples.
 # * `04_bucketed_ddp`: write the hooks and the buckets of your own DDP. It is checked against PyTorch's.
 #
 # ## How this looks on several GPUs and nodes
 #
 # The same code. On GPUs the all-reduce runs in a stream of its own, beside the kernels of backward. Between the GPUs of a node the
-# links are far quicker than the cable of section 6, and little is left to hide. Between nodes they are slower, and overlap
-# decides whether more nodes help: lesson 10 dials the bandwidth and looks.
+# links are fast, and there is less to hide; between nodes they are slower, and overlap counts for more: lesson 10 dials the bandwidth and
+# looks.
 #
 # ## Where to read more
 #
 # * S. Li and others, *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020: why buckets, why in
 #   this order, measured.
 # * The PyTorch documentation: *DistributedDataParallel* (class), *Distributed Data Parallel* (notes), *DDP Communication Hooks*.
+#
+# ## What you measured
 
 # %% tags=["nbval-ignore-output"]
-print(f"""What you measured:
-- never averaged: {never[-1]:.2f} apart after {len(never)} steps, and different answers for \
-{disagree["never averaged"]} of {len(labels)} images; averaged: exactly 0
-- averaged gradient against the full batch: {equal:.0e} with equal counts, \
-{unequal_counts:.0%} with unequal ones
-- share of the communication that runs under compute: {share_of_one:.0%} in one bucket, {share:.0%} in several
-- furthest from one process after five steps: torch's DDP {furthest["torch"]:.0e}, ours {furthest["buckets"]:.0e}
-- forward through model.module: ranks {careless[-1]:.2f} apart after {len(careless)} steps""")
+print(f"""- never averaged: {never[-1]:.2f} apart after {len(never)} steps,
+  different answers for {disagree["never averaged"]} of {len(labels)} images; averaged: exactly 0
+- averaged gradient against the full batch's: {equal:.0e} with equal counts,
+  {unequal_counts:.0%} off with unequal ones
+- communication under compute: one bucket {share_of_one:.0%}, five {share:.0%}
+- furthest from one process after five steps: torch's DDP {furthest["torch"]:.0e},
+  ours {furthest["buckets"]:.0e}
+- forward through model.module: {careless[-1]:.2f} apart after {len(careless)} steps""")
