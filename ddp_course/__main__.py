@@ -1,4 +1,7 @@
-"""The command line: `ddp-course doctor · lab · train · progress`, the same as `python -m ddp_course …`."""
+"""The command line: `ddp-course doctor · lab · train · progress · grade · autograder`.
+
+The same as `python -m ddp_course …`.
+"""
 
 import os
 import sys
@@ -24,6 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     lab.set_defaults(command=_lab)
     _add_train(commands)
+    _add_grading(commands)
     progress = commands.add_parser("progress", help="which exercises are solved")
     progress.set_defaults(command=_progress, parser=progress)
     arguments, rest = parser.parse_known_args(argv)
@@ -54,6 +58,13 @@ def _add_train(commands):
     )
     add_arguments(train)
     train.set_defaults(command=_train, parser=train)
+
+
+def _add_grading(commands):
+    from .grading import autograder, command
+
+    command.add(commands)
+    autograder.add(commands)
 
 
 def _doctor(_) -> int:

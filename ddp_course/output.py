@@ -71,7 +71,7 @@ class Output:
         for line in self._report:
             if _THREAD.match(line):
                 stacks.append([])
-            elif match := _FRAME.match(line):
+            elif (match := _FRAME.match(line)) and stacks:
                 stacks[-1].insert(0, (match[1], int(match[2]), match[3]))
         return stacks
 

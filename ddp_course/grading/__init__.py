@@ -6,6 +6,7 @@ exercises/  one module for each: its cases, with a message for each misconceptio
 compare     how numbers differ, in the student's terms
 check       run the cases on the ranks of this notebook
 progress    what has been solved
+grade       a class, unattended: submissions are read as text and run in a process of their own
 """
 
 from .check import check

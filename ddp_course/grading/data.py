@@ -23,6 +23,10 @@ _DTYPES = {
 _LENGTH = struct.Struct("<Q")
 
 
+class Broken(ValueError):
+    """Bytes that `encode` has not made."""
+
+
 def encode(value) -> bytes:
     """Return plain data as bytes; raise TypeError for anything else in it."""
     blobs = []
@@ -58,35 +62,35 @@ def _tensor(tensor, blobs):
 
 
 def decode(message: bytes):
-    """Return the data in a message; raise ValueError for anything that `encode` does not make."""
+    """Return the data in a message; raise Broken for anything that `encode` does not make."""
     try:
         return _Reader(message).value
-    except ValueError:
+    except Broken:
         raise
     except Exception as error:  # broken JSON has many ways to fail: too deep, no text …
-        raise ValueError(f"no data: {type(error).__name__}") from None
+        raise Broken(f"no data: {type(error).__name__}") from None
 
 
 class _Reader:
     def __init__(self, message: bytes):
         if not _LENGTH.size <= len(message) <= MOST_BYTES:
-            raise ValueError(f"no data: {len(message)} bytes")
+            raise Broken(f"no data: {len(message)} bytes")
         end = _LENGTH.size + _LENGTH.unpack_from(message)[0]
         if end > len(message):
-            raise ValueError("no data: cut short")
+            raise Broken("no data: cut short")
         self._message, self._at, self._parts = message, end, 0
         self.value = self._value(json.loads(message[_LENGTH.size : end]), 0)
         if self._at != len(message):
-            raise ValueError("no data: bytes are left over")
+            raise Broken("no data: bytes are left over")
 
     def _value(self, told, depth):
         self._parts += 1
         if self._parts > MOST_PARTS or depth > DEEPEST:
-            raise ValueError("no data: too many parts")
+            raise Broken("no data: too many parts")
         if told is None or isinstance(told, bool | int | float | str):
             return told
         if not isinstance(told, list) or not told:
-            raise ValueError("no data: an unknown part")
+            raise Broken("no data: an unknown part")
         kind, *items = told
         if kind == "tensor":
             return self._tensor(*items)
@@ -95,17 +99,17 @@ class _Reader:
         if kind in ("list", "tuple"):
             values = [self._value(item, depth + 1) for item in items]
             return values if kind == "list" else tuple(values)
-        raise ValueError("no data: an unknown part")
+        raise Broken("no data: an unknown part")
 
     def _tensor(self, name, shape):
         if any(type(n) is not int or n < 0 for n in shape) or len(shape) > DEEPEST:
-            raise ValueError("no data: the shape of a tensor")
+            raise Broken("no data: the shape of a tensor")
         dtype, count = _DTYPES[name], 1
         for n in shape:
             count *= n
         end = self._at + count * dtype.itemsize
         if end > len(self._message):
-            raise ValueError("no data: a tensor is cut short")
+            raise Broken("no data: a tensor is cut short")
         raw, self._at = bytearray(self._message[self._at : end]), end
         flat = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
         if dtype == torch.bool:  # any byte but 0 and 1 is no bool

@@ -36,6 +36,11 @@ class Result:
     key: str = ""  # of the submission and the exercises: the same key, the same result
 
     @property
+    def broken(self) -> bool:
+        """Whether the grader itself failed, not the submission."""
+        return not self.key
+
+    @property
     def points(self) -> int:
         return sum(check.points for check in self.checks)
 

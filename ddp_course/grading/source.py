@@ -19,6 +19,7 @@ def parse(place: str, text: str) -> tuple[ast.Module | None, str, str]:
 
     Lines for IPython (%magic, !command, help?) become `pass`, so that line numbers stay.
     """
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
     for source in (text, _without_magics(text)):
         try:
             return ast.parse(source), source, ""
@@ -66,14 +67,16 @@ def _inside(statement) -> Iterator[ast.stmt]:
     yield from getattr(statement, "finalbody", ())
 
 
-def needed(cells: list[Cell], function: str) -> list[tuple[str, ast.stmt]]:
+def needed(cells: list[Cell], function: str) -> list[Cell]:
     """Return the top-level statements, in order, that `function` needs: a slice of the module.
+
+    Each as (place, text), with empty lines before it so that its line numbers are right.
 
     Starts from its definitions and follows names. So calls, plots, checks, training runs and
     imports of no use to it are not run.
     """
     found = [
-        (place, statement, binds(statement))
+        ((place, _text(source, statement)), statement, binds(statement))
         for place, source in cells
         for statement in ast.parse(source).body
     ]
@@ -85,7 +88,7 @@ def needed(cells: list[Cell], function: str) -> list[tuple[str, ast.stmt]]:
             if number not in keep and (names & wanted or "*" in names)
         }
         if not new:
-            return [(place, s) for i, (place, s, _) in enumerate(found) if i in keep]
+            return [cell for number, (cell, _, _) in enumerate(found) if number in keep]
         keep |= new
         for number in new:
             wanted |= _uses(found[number][1])
@@ -93,6 +96,17 @@ def needed(cells: list[Cell], function: str) -> list[tuple[str, ast.stmt]]:
 
 def _uses(statement: ast.stmt) -> set[str]:
     return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+
+
+def _text(source: str, statement: ast.stmt) -> str:
+    """Return the text of a statement, on its own lines; there may be others on them."""
+    decorators = getattr(statement, "decorator_list", [])
+    first = min([statement.lineno, *(node.lineno for node in decorators)])
+    lines = [line.encode() for line in source.split("\n")[first - 1 : statement.end_lineno]]
+    lines[-1] = lines[-1][: statement.end_col_offset]
+    if not decorators:
+        lines[0] = lines[0][statement.col_offset :]
+    return "\n" * (first - 1) + b"\n".join(lines).decode()
 
 
 def definitions(cells: list[Cell], name: str) -> list[str]:

@@ -109,7 +109,11 @@ def _stem(name: str) -> str:
 def _folders(path: Path) -> list[str]:
     if not path.is_dir():
         return []
-    return sorted(p.name for p in path.iterdir() if p.is_dir() and not _SKIP.search(p.name))
+    return sorted(p.name for p in path.iterdir() if _is_folder(p))
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink() and not _SKIP.search(path.name)
 
 
 def _files(path: Path, notes: list[str]) -> Iterator[tuple[str, File]]:
@@ -178,9 +182,7 @@ def _member(archive, member):
         try:
             with archive.open(member) as stream:
                 told = stream.read(MOST_BYTES + 1)  # the size in the zip may be a lie
-        except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, OSError) as error:
-            raise Bad(f"{inner} cannot be unpacked ({error})") from None
-        except Exception as error:  # zlib.error and those of other packers
+        except Exception as error:  # of zipfile (encrypted, say) and of each packer
             raise Bad(f"{inner} cannot be unpacked ({type(error).__name__})") from None
         if len(told) > MOST_BYTES:
             raise Bad(f"{inner} unpacks to more than {MOST_BYTES >> 20} MB")

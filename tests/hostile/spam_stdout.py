@@ -1,0 +1,6 @@
+"""Prints for ever."""
+
+
+def accumulate_window(model, window):
+    while True:
+        print("x" * 1000)
