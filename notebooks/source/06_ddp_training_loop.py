@@ -33,6 +33,7 @@ from ddp_course import data, launch, models, plots, report, show
 
 
 def one_process(epochs, batch, learning_rate):
+    torch.set_num_threads(1)  # a small network (section 5 is about threads)
     torch.manual_seed(0)
     train_set, test_set = data.digits()
     sampler = DistributedSampler(train_set, num_replicas=1, rank=0)
@@ -53,9 +54,8 @@ def one_process(epochs, batch, learning_rate):
 
 
 alone = launch(one_process, epochs=3, batch=64, learning_rate=0.2, nproc=1)
-print(
-    f"{len(alone.records)} steps, loss {alone.records[0]['loss']:.2f} → {alone.records[-1]['loss']:.2f}"
-)
+first_loss, last_loss = alone.records[0]["loss"], alone.records[-1]["loss"]
+print(f"{len(alone.records)} steps, loss {first_loss:.2f} → {last_loss:.2f}")
 
 # %% [markdown]
 # ## 2. Any number of ranks
@@ -65,6 +65,7 @@ print(
 
 # %%
 def every_rank(epochs, batch, learning_rate):
+    torch.set_num_threads(1)  # a small network (section 5 is about threads)
     torch.manual_seed(0)
     train_set, test_set = data.digits()
     sampler = DistributedSampler(train_set)
@@ -117,9 +118,7 @@ plots.compare(
 # %% tags=["nbval-ignore-output"]
 gaps = [abs(a["loss"] - b["loss"]) for a, b in zip(alone.records, first, strict=True)]
 before_the_odd_image, gap = max(gaps[:22]), max(gaps)
-print(
-    f"steps 1 to 22: at most {before_the_odd_image:.0e} apart; all steps: at most {gap:.0e}"
-)
+print(f"steps 1 to 22: at most {before_the_odd_image:.0e} apart; all: at most {gap:.0e}")
 assert before_the_odd_image < 1e-4  # float32 rounding
 assert before_the_odd_image < gap < 0.05
 
@@ -151,12 +150,9 @@ halves = {}
 for record in pair.records:
     halves.setdefault(record["step"], []).append(record)
 for one, other in halves.values():
-    assert (
-        one["loss"] == other["loss"]
-    )  # the averaged loss is the same number on both ranks
-    assert (
-        abs((one["local_loss"] + other["local_loss"]) / 2 - one["loss"]) < 1e-5
-    )  # float32 rounding
+    assert one["loss"] == other["loss"]  # averaged: the same number on both ranks
+    mean = (one["local_loss"] + other["local_loss"]) / 2
+    assert abs(mean - one["loss"]) < 1e-5  # float32 rounding
 
 # %% [markdown]
 # The thin lines scatter around the thick one. Whoever reads rank 0's line as the loss, reads noise. The fix is the
@@ -202,7 +198,7 @@ assert "rank 0 waits in all_reduce" in str(error)
 assert "rank 1 had returned" in str(error)
 
 # %% [markdown]
-# A hang, which `launch` noticed after a few seconds because one rank waits and the other has returned. A collective
+# A hang, which `launch` noticed because one rank waits and the other has returned. A collective
 # needs *every* rank; inside `if rank == 0` it waits for ever. The same trap waits in a checkpoint
 # that is saved "on rank 0 only" by a function with a `barrier` in it. **Fix:** all ranks call it; only the printing is
 # left to rank 0.
@@ -312,6 +308,7 @@ print("each of two ranks has half of the cores for its threads")
 
 # %% tags=["nbval-ignore-output"]
 def trained(learning_rate, warmup_steps=0, epochs=6):
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     train_set, _ = data.digits()
     loader = data.shard(train_set, micro_batch=32)
@@ -362,14 +359,11 @@ assert 0.5 * one < scaled < 2 * one  # with four times the rate they are not
 
 # %% tags=["nbval-ignore-output"]
 fine = epoch_losses(launch(trained, 0.4, nproc=1))[-1]
+print(f"last epoch's mean loss: one rank at 0.4 {fine:.2f}")
 too_far = epoch_losses(launch(trained, 1.6, nproc=4))[-1]
-print(
-    f"last epoch's mean loss: one rank at 0.4 {fine:.2f}, four ranks at 1.6 {too_far:.2f}"
-)
+print(f"four ranks at 1.6 {too_far:.2f}")
 assert fine < one  # 0.4 is a good rate for one rank
-assert (
-    not too_far < 4 * scaled
-)  # four times that is far too much for four, or not a number
+assert not too_far < 4 * scaled  # four times that is too much for four (or it is nan)
 
 # %% [markdown]
 # The rule is least true at the very start, Goyal and others found, when the network changes fast. Hence their **warm-up**: begin
@@ -387,9 +381,7 @@ plots.compare(
 
 # %%
 warmed = epoch_losses(warm)
-assert (
-    warmed[0] > epoch_losses(runs["4 ranks, 0.2"])[0]
-)  # behind at first, as its steps are smaller
+assert warmed[0] > epoch_losses(runs["4 ranks, 0.2"])[0]  # behind: smaller steps
 assert warmed[-1] < 2 * scaled  # and nearly there in the end
 
 # %% [markdown]
@@ -419,9 +411,7 @@ summed_weights = launch(summed, learning_rate=0.1, factor=2).values[0]
 twice_the_rate = launch(summed, learning_rate=0.2, factor=1).values[0]
 apart = (summed_weights - twice_the_rate).abs().max().item()
 print(f"summing at rate 0.1 and averaging at rate 0.2: weights at most {apart:.0e} apart")
-assert (
-    apart < 1e-12
-)  # computed in float64 (hence .double()), so that rounding stays this small
+assert apart < 1e-12  # in float64 (hence .double()), so that rounding stays this small
 
 # %% [markdown]
 # ## 7. The same loop as a script
@@ -445,15 +435,13 @@ from ddp_course import data, models
 
 def setup():
     gpu = torch.cuda.is_available()
-    local_rank = int(
-        os.environ["LOCAL_RANK"]
-    )  # this node's GPU; RANK counts over all nodes
+    # LOCAL_RANK chooses this node's GPU; RANK counts over all nodes
+    local_rank = int(os.environ["LOCAL_RANK"])
     device = torch.device("cuda", local_rank) if gpu else torch.device("cpu")
     if gpu:
         torch.cuda.set_device(device)
-    dist.init_process_group(
-        "nccl" if gpu else "gloo"
-    )  # finds the others by MASTER_ADDR, MASTER_PORT
+    # finds the others by MASTER_ADDR and MASTER_PORT
+    dist.init_process_group("nccl" if gpu else "gloo")
     return device
 
 
@@ -474,9 +462,7 @@ def main(epochs=3, batch=32, learning_rate=0.2):
             optimizer.zero_grad()
             mean_loss = loss.detach().clone()
             dist.all_reduce(mean_loss)
-            if (
-                dist.get_rank() == 0
-            ):  # only the printing; every rank took part in the all_reduce
+            if dist.get_rank() == 0:  # only the printing: all took part in the all_reduce
                 print(f"loss {mean_loss.item() / dist.get_world_size():.6f}", flush=True)
     correct = evaluate(model.module, test_set, device)  # on every rank
     if dist.get_rank() == 0:
@@ -486,7 +472,7 @@ def main(epochs=3, batch=32, learning_rate=0.2):
 
 
 def evaluate(model, dataset, device):
-    """The share of right answers: each rank takes every world_size-th item, none comes twice."""
+    """The share of right answers, over all ranks; no item comes twice."""
     mine = range(dist.get_rank(), len(dataset), dist.get_world_size())
     sums = torch.zeros(2, device=device)
     with torch.no_grad():
@@ -533,9 +519,8 @@ with subprocess.Popen(
 printed = [float(line.split()[1]) for line in losses]
 
 assert len(printed) == len(first)
-assert (
-    max(abs(a - b["loss"]) for a, b in zip(printed, first, strict=True)) < 1e-4
-)  # printed digits, threads
+gap_to_script = max(abs(a - b["loss"]) for a, b in zip(printed, first, strict=True))
+assert gap_to_script < 1e-4  # printed digits, float32 rounding
 print(f"{len(printed)} losses, the same as from the notebook; {last_line}")
 assert last_line.endswith("threads a rank: 1") or "OMP_NUM_THREADS" in os.environ
 
@@ -543,7 +528,21 @@ assert last_line.endswith("threads a rank: 1") or "OMP_NUM_THREADS" in os.enviro
 # `launch` sets the very same variables, and has the process group up when your function begins: what stands between `setup` and
 # `destroy_process_group` moves between notebook and script unchanged. An older way you will see in tutorials is
 # `torch.multiprocessing.spawn(main, nprocs=2)` with a number for `MASTER_PORT` in the script, which a second run at the same time
-# finds in use. `--standalone` lets torchrun find a free one.
+# finds in use. `--standalone` lets torchrun find a free one. You will also see `init_process_group("nccl", rank=rank, world_size=n)` and nothing else.
+#
+# > **Predict.** Rank and world size are given. What is missing?
+
+# %%
+bare = """import os, torch.distributed as dist
+os.environ.pop("MASTER_ADDR", None)
+dist.init_process_group("gloo", rank=0, world_size=1)"""
+failed = subprocess.run([sys.executable, "-c", bare], capture_output=True, text=True)
+assert "MASTER_ADDR expected, but not set" in failed.stderr
+print(failed.stderr.splitlines()[-1].split(": ", 1)[1])
+
+# %% [markdown]
+# A meeting place: every rank must know where to find the others. torchrun and `launch` set it. And with GPUs `torch.cuda.set_device(local_rank)` is needed,
+# as in `setup`: with the *rank* instead, a second node would look for a ninth GPU.
 
 # %% [markdown]
 # ## 8. The package's loop
@@ -603,10 +602,12 @@ quiz.ask("06_ddp_training_loop")
 # ## What you measured
 
 # %% tags=["nbval-ignore-output"]
-print(f"""- one process with batch 64 and two ranks with 32 each: losses {before_the_odd_image:.0e} apart,
-  {gap:.0e} after the image that comes twice
+print(f"""- one process with batch 64 and two ranks with 32 each: losses
+  {before_the_odd_image:.0e} apart, {gap:.0e} after the image that comes twice
 - rank 0's own loss was off by up to {off:.0%}
 - a collective on rank 0 alone hangs
-- every rank on all cores: a step took {longer:.1f} times as long, and {more_work:.1f} times the work
-- last-epoch loss: one rank {one:.2f}; four ranks {same_rate:.2f}; with 4 × the rate {scaled:.2f}; with warm-up {warmed[-1]:.2f}
+- every rank on all cores: a step took {longer:.1f} times as long,
+  and {more_work:.1f} times the work
+- last-epoch loss: one rank {one:.2f}; four ranks {same_rate:.2f};
+  with 4 × the rate {scaled:.2f}; with warm-up {warmed[-1]:.2f}
 - torchrun and the notebook gave the same {len(printed)} losses""")

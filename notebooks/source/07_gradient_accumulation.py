@@ -25,9 +25,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course import data, launch, models, plots, predict, show
 
+torch.set_num_threads(1)  # small tensors: threads would mostly wait for each other
+
 steps_guess = predict.number(
-    "4 ranks with micro-batches of 64: how many micro-batches does each rank add up for a "
-    "global batch of 1024?", start=16, unit="micro-batches", low=1, high=32,
+    "4 ranks with micro-batches of 64: how many micro-batches does each rank add up for "
+    "a global batch of 1024?", start=16, unit="micro-batches", low=1, high=32,
 )  # fmt: skip
 
 # %% tags=["nbval-ignore-output"]
@@ -35,7 +37,7 @@ micro_batch, accumulation_steps, world_size = 64, 4, 4
 global_batch = micro_batch * accumulation_steps * world_size
 print(f"{micro_batch} × {accumulation_steps} × {world_size} = {global_batch}")
 assert global_batch == 1024
-steps_guess.compare(accumulation_steps, title="64 × 4 × 4 = 1024")
+steps_guess.compare(accumulation_steps, title="64 × 4 × 4 = 1024", source="computed")
 
 # %% [markdown]
 # **Gradient accumulation**: run forward and backward on several *micro-batches* one after another, let their gradients add up in
@@ -67,8 +69,8 @@ big_batch = gradient(model)
 
 # %%
 factor = predict.number(
-    "Four micro-batches of 64, loss.backward() for each, nothing else. How many times the "
-    "gradient of the 256 is in .grad?", start=1, unit="times", low=0, high=8,
+    "Four micro-batches of 64, loss.backward() for each, nothing else. How many times "
+    "the gradient of the 256 is in .grad?", start=1, unit="times", low=0, high=8,
 )  # fmt: skip
 
 # %% tags=["nbval-ignore-output"]
@@ -123,9 +125,7 @@ noted = []
 classic_epoch(model, optimizer, batches, 4, noted.append)
 used = sum(len(y) for _, y in batches[: noted[-1] + 1])
 left_over = gradient(model).norm().item()
-print(
-    f"{len(batches)} micro-batches, {len(noted)} steps, {used} of {len(labels)} images used"
-)
+print(f"{len(batches)} micro-batches, {len(noted)} steps, {used} of {len(labels)} images")
 print(f"gradient that waits for the next epoch: norm {left_over:.2f}")
 assert (len(batches), len(noted), used) == (23, 5, 1280)
 assert left_over > 0
@@ -233,28 +233,35 @@ show.source(accumulation.windows, accumulation.Window.__init__)
 # ## 3. Break it: clipping too early
 #
 # Clipping limits the length of the gradient that the optimizer gets. That gradient exists once a window.
+#
+# > **Predict.** Somebody clips after every `backward`. Which of the four micro-batches counts most in the end?
+
+
+# %%
+def clipped(every_micro_batch, max_norm=0.1):
+    """The clipped gradient, and by what each micro-batch's part of it was multiplied."""
+    torch.manual_seed(0)
+    model, parts = models.MLP(width=64).double(), []
+    for k, (x, y) in enumerate(micro_batches):
+        (F.cross_entropy(model(x), y) / 4).backward()
+        parts.append(1.0)
+        if every_micro_batch or k == 3:
+            norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm).item()
+            parts = [part * min(1, max_norm / norm) for part in parts]
+    return gradient(model), parts
 
 
 # %% tags=["nbval-ignore-output"]
-def clipped(every_micro_batch, max_norm=0.1):
-    torch.manual_seed(0)
-    model = models.MLP(width=64).double()
-    for x, y in micro_batches:
-        (F.cross_entropy(model(x), y) / 4).backward()
-        if every_micro_batch:
-            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-    if not every_micro_batch:
-        nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-    return gradient(model)
-
-
 torch.manual_seed(0)
 model = models.MLP(width=64).double()
 F.cross_entropy(model(images[:256]), labels[:256]).backward()
 nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-once, often = (difference(clipped(often), gradient(model)) for often in (False, True))
-print(f"clipped once a window: off by {once:.0e}; after every backward: {often:.1%}")
-assert once < 1e-12 and often > 0.001
+for name, every in {"once a window": False, "after every backward": True}.items():
+    clipped_gradient, parts = clipped(every)
+    off = difference(clipped_gradient, gradient(model))
+    print(f"clipped {name}: off by {off:.1%}, parts", [f"{part:.2f}" for part in parts])
+    assert off > 0.01 if every else off < 1e-12
+    assert parts == sorted(parts) and (parts[-1] > 2 * parts[0]) == every
 
 # %% [markdown]
 # Clipped after every backward, the first micro-batches are shortened again and again, the last one only once: it gets more than its
@@ -338,32 +345,40 @@ memory.compare(
 )
 
 # %% [markdown]
-# Activations are proportional to the micro-batch; the gradient is the same, and as big as ever. Do not make micro-batches smaller than
-# memory demands: many small matrix products are slower than a few big ones, on a GPU above all (lesson 10 measures it).
+# Activations are proportional to the micro-batch; the gradient is the same, and as big as ever. Take the largest micro-batch that fits:
+# smaller ones save memory that you do not need, and keep a GPU busy with smaller matrix products.
 #
 # ## 5. The exception: BatchNorm
 #
 # BatchNorm normalises over the samples that it sees *at once*, the micro-batch. It has no idea of windows.
+#
+# > **Predict.** Which of these layers keep the gradient of the whole batch: BatchNorm, LayerNorm, GroupNorm?
 
 
-# %% tags=["nbval-ignore-output"]
-def accumulated_against_whole(batch_norm):
+# %%
+def accumulated_against_whole(norm, micro_batch=64):
     torch.manual_seed(0)
-    model = models.CNN(channels=4, batch_norm=batch_norm).double()
+    model = nn.Sequential(nn.Linear(64, 64), norm, nn.ReLU(), nn.Linear(64, 10)).double()
     F.cross_entropy(model(images[:256]), labels[:256]).backward()
     whole = gradient(model)
     model.zero_grad()
-    accumulate_right(model, micro_batches)
+    parts = (part[:256].split(micro_batch) for part in (images, labels))
+    accumulate_right(model, list(zip(*parts, strict=True)))
     return difference(gradient(model), whole)
 
 
-without, with_norm = (accumulated_against_whole(norm) for norm in (False, True))
-print(f"CNN without BatchNorm: off by {without:.0e}; with it: {with_norm:.0%}")
-assert without < 1e-12 and with_norm > 0.01
+# %% tags=["nbval-ignore-output"]
+with_norm = accumulated_against_whole(nn.BatchNorm1d(64))
+of_four = accumulated_against_whole(nn.BatchNorm1d(64), micro_batch=4)
+norms = {"none": nn.Identity(), "layer": nn.LayerNorm(64), "group": nn.GroupNorm(8, 64)}
+without = max(accumulated_against_whole(norm) for norm in norms.values())
+print(f"no norm, LayerNorm, GroupNorm: at most {without:.0e} off")
+print(f"BatchNorm, micro-batches of 64: {with_norm:.0%} off; of 4: {of_four:.0%} off")
+assert without < 1e-12 and 0.01 < with_norm < of_four
 
 # %% [markdown]
-# With BatchNorm, 4 × 64 is *another training* than 256, and not a worse one for it. But micro-batches of 2 or 4 give poor
-# statistics. LayerNorm and GroupNorm look at one sample at a time and are not concerned.
+# With BatchNorm, 4 × 64 is *another training* than 256, not necessarily a worse one. With micro-batches of 4 its statistics are those of four samples, and
+# the gradient is another one altogether. LayerNorm and GroupNorm look at one sample at a time and are not concerned.
 #
 # ## 6. Under DDP: who must be quiet when
 #
@@ -422,7 +437,8 @@ placements = {
 # %%
 quiet = predict.number(
     "DDP has four buckets here. How many all-reduces does a window of four micro-batches "
-    "need with no_sync around backward only?", start=4, unit="all-reduces", low=0, high=20,
+    "need with no_sync around backward only?", start=4, unit="all-reduces",
+    low=0, high=20,
 )  # fmt: skip
 
 # %% [markdown]
@@ -431,12 +447,12 @@ quiet = predict.number(
 
 
 # %%
-def traced_windows(accumulate_window, bandwidth, count=5):
+def traced_windows(accumulate_window, bandwidth, count=4):
     torch.manual_seed(0)
     model = DistributedDataParallel(models.MLP(width=512, depth=4), bucket_cap_mb=1)
     model.register_comm_hook(None, trace.recorded(SlowLink(bandwidth)))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    numbers = torch.Generator().manual_seed(dist.get_rank())  # every rank its own samples
+    numbers = torch.Generator().manual_seed(dist.get_rank())  # other samples
     recorded = []
     for _ in range(count):
         x = torch.randn(4, 256, 64, generator=numbers)
@@ -461,9 +477,7 @@ perfect = launch(traced_windows, around_both, float("inf")).values[0][0]
 compute = min(trace.seconds(spans, "forward", "backward") for spans in perfect) / 4
 nbytes = 4 * models.parameters_of(models.MLP(width=512, depth=4))
 bandwidth = nbytes / (5 * compute)
-print(
-    f"a micro-batch computes {1000 * compute:.0f} ms; the cable: {bandwidth / 1e6:.0f} MB/s"
-)
+print(f"a micro-batch computes {1000 * compute:.0f} ms, cable {bandwidth / 1e6:.0f} MB/s")
 
 # %% tags=["nbval-ignore-output"]
 windows_of, unequal = {}, {}
@@ -484,11 +498,8 @@ print(sent)
 assert list(sent.values()) == [16, 16, 4, 4]
 equal = [gap < 1e-6 for gap in unequal.values()]
 assert equal == [True, True, False, True]
-slow, quick = (
-    length(windows_of["no care"]),
-    length(windows_of["no_sync around forward and backward"]),
-)
-assert slow > 1.15 * quick
+slow, _, wrong_way, quick = (length(spans) for spans in windows_of.values())
+assert slow > 1.15 * quick and wrong_way < slow
 assert slow >= 4 * nbytes / bandwidth  # every micro-batch waits for the cable
 quiet.compare(
     sent["no_sync around backward"], title="no_sync around backward does nothing"
@@ -500,7 +511,7 @@ quiet.compare(
 # * **No care**: right, and slow. Every micro-batch all-reduces every bucket and waits for the cable.
 # * **no_sync around backward**: the same. **Cause.** DDP decides in its *forward* whether the next backward will talk. In backward it
 #   is too late.
-# * **Flag set after forward**: as quick as the right one, and *wrong*: the ranks' gradients differ. Each forward sees the flag that the
+# * **Flag set after forward**: quick, and *wrong*: the ranks' gradients differ. Each forward sees the flag that the
 #   micro-batch before it left behind. So the first micro-batch of a window talks, and the last, which should, does not. A well-known
 #   tutorial had this line.
 # * **Around forward and backward**: one all-reduce a bucket, at the end, of the sum.
@@ -587,15 +598,16 @@ def token_mean():
     return gradient(model)
 
 
+# %% [markdown]
+# > **Predict.** 1 %, 10 %, or more: how far off is the mean of the micro-batches' means?
+
 # %% tags=["nbval-ignore-output"]
 model = small_gpt()
 x, y = (torch.cat(parts) for parts in zip(*(sentences(0) + sentences(1)), strict=True))
 token_loss(model, x, y, "mean").backward()  # one process, all tokens at once
 naive = difference(launch(mean_of_means).values[0], gradient(model))
 exact = difference(launch(token_mean).values[0], gradient(model))
-print(
-    f"mean of micro-batch means: off by {naive:.0%}; summed, divided by tokens: {exact:.0e}"
-)
+print(f"mean of micro-batch means: off by {naive:.0%}; sum over tokens: {exact:.0e}")
 assert naive > 0.05 and exact < 1e-12
 
 # %% [markdown]
@@ -678,9 +690,20 @@ assert not too_often[-1]["loss"] < 100  # and off, beyond the picture, or not a 
 assert once_a_window[-1]["loss"] < once_a_window[10]["loss"]
 rate.compare(wrong_rates[-1], title="Far below zero", unit="learning rate")
 
+# %%
+optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.3)
+cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=40)
+rates = []
+for _ in range(4 * 40):
+    optimizer.step()
+    cosine.step()
+    rates.append(cosine.get_last_lr()[0])
+assert rates[39] < 1e-9 and abs(rates[79] - 0.3) < 1e-9 and rates[119] < 1e-9
+print("a cosine for 40 steps, stepped 160 times: down, up to the full rate, down, up")
+
 # %% [markdown]
 # **Symptom.** The loss falls for a quarter of the run, then it rises: with a negative learning rate SGD walks uphill. (The picture stops
-# before the loss leaves it.) With a cosine the rate goes up and down instead, which is harder to see. **Fix.** One schedule step for each optimizer step; the schedule's
+# before the loss leaves it.) With a cosine the rate goes down and up again instead, which is harder to see. **Fix.** One schedule step for each optimizer step; the schedule's
 # length is counted in windows, the ragged ones too.
 #
 # ## 10. All of it, in one loop
@@ -739,8 +762,7 @@ quiz.ask("07_gradient_accumulation")
 # %% [markdown]
 # ## Exercises
 #
-# * `07_accumulate_window`: a loop whose gradient is the big batch's in every window, the ragged one too, with clipping and schedule in
-#   their places.
+# * [07_accumulate_window](../exercises/07_accumulate_window.ipynb): one window, however ragged, whose gradient is that of the whole batch.
 # * `07_no_sync_window`: the same under DDP, with one all-reduce for each bucket and window, and not one more.
 # * `07_token_mean`: the exact token mean over micro-batches and ranks, without keeping graphs.
 #
@@ -755,13 +777,18 @@ quiz.ask("07_gradient_accumulation")
 #
 # * S. Li and others, *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020, on `no_sync`.
 # * The PyTorch documentation: *DistributedDataParallel.no_sync*; *Automatic Mixed Precision examples*, on accumulation.
+#
+# ## What you measured
 
 # %% tags=["nbval-ignore-output"]
-print(f"""What you measured:
-- four micro-batches against one batch: {divided:.0e} apart; undivided {ratio:.1f} times as long
-- the classic loop used {used} of {len(labels)} images, and left a gradient of norm {left_over:.2f} behind
-- activations at the peak with a quarter of the batch: {share:.0%}; with all graphs kept: {kept / peaks[256]:.0%}
+print(f"""- four micro-batches against one batch: {divided:.0e} apart,
+  undivided {ratio:.1f} times as long
+- the classic loop used {used} of {len(labels)} images,
+  and left a gradient of norm {left_over:.2f} behind
+- activations at the peak with a quarter of the batch: {share:.0%},
+  with all graphs kept: {kept / peaks[256]:.0%}
 - BatchNorm: {with_norm:.0%} off, without it {without:.0e}
-- all-reduces in a window, by placement: {list(sent.values())}; no care took {slow / quick:.1f} times as long
+- all-reduces in a window, by placement: {list(sent.values())};
+  no care took {slow / quick:.1f} times as long
 - mean of micro-batch means: {naive:.0%} off; token mean {exact:.0e}
-- a schedule stepped for each micro-batch ends at a learning rate of {wrong_rates[-1]:.2f}""")
+- a schedule stepped for each micro-batch ends at {wrong_rates[-1]:.2f}""")
