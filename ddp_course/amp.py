@@ -85,7 +85,7 @@ class MixedPrecision:
         on_cpu = (self.precision, self.device.type) == ("fp16", "cpu")
         if on_cpu and any(isinstance(module, _Convolution) for module in model.modules()):
             raise ValueError(
-                "fp16 convolutions on a CPU are over 200 times slower than fp32: use "
+                "fp16 convolutions on a CPU are many times slower than fp32: use "
                 "precision 'bf16' or 'fp32', or a model without convolutions (mlp, gpt)."
             )
 

@@ -170,20 +170,40 @@ def explorer(value: float = 0.1) -> None:
 
     number = ipywidgets.FloatText(value, description="value")
     power = ipywidgets.FloatSlider(
-        math.log2(abs(value)) if value else 0, min=-40, max=20, step=0.05,
+        _nearest(value) if value else 0, min=-40, max=20, step=0.05,
         description="its log2", layout={"width": "560px"}, readout_format=".2f",
     )  # fmt: skip
     shown = ipywidgets.HTML(as_html(value))
 
+    moving = []  # the one moves the other: whoever began does not hear the echo
+
+    def follow(action, value):
+        if not moving:
+            moving.append(True)
+            action(value)
+            moving.pop()
+        shown.value = as_html(number.value)
+
     def typed(change):
-        shown.value = as_html(change["new"])
+        if math.isfinite(change["new"]) and change["new"]:
+            follow(lambda value: setattr(power, "value", _nearest(value)), change["new"])
+        else:
+            shown.value = as_html(change["new"])
 
     def dragged(change):
-        number.value = math.copysign(2 ** change["new"], number.value or 1)
+        follow(
+            lambda value: setattr(number, "value", math.copysign(2**value, number.value or 1)),
+            change["new"],
+        )
 
     number.observe(typed, "value")
     power.observe(dragged, "value")
     place("formats", ipywidgets.VBox([number, power, shown]))
+
+
+def _nearest(value: float) -> float:
+    """Return log2 of a value where a slider can stand: off its steps it would move by itself."""
+    return min(20.0, max(-40.0, round(20 * math.log2(abs(value))) / 20))
 
 
 def as_text(value: float) -> str:
@@ -205,7 +225,7 @@ _GROUND = {"sign": "#E0E0E0", "exponent": "#9ECAE1", "fraction": "#FDD0A2"}
 
 def as_html(value: float) -> str:
     """Return the table of a value in all formats as HTML."""
-    names = ("format", "sign · exponent · fraction", "stored", "off by", "next below and above")
+    names = ("format", "sign · exponent · fraction", "stored", "off by", "below, above")
     rows = ["".join(f'<th style="{_CELL}">{name}</th>' for name in names)]
     for format in FORMATS.values():
         seen = look(float(value), format)

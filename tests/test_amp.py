@@ -243,7 +243,7 @@ def test_a_gpu_that_only_emulates_bf16_is_named_in_a_warning(monkeypatch):
 
 
 def test_fp16_convolutions_on_a_cpu_are_refused_with_the_alternatives():
-    with pytest.raises(ValueError, match="200 times slower.*'bf16' or 'fp32'.*without conv") as c:
+    with pytest.raises(ValueError, match="many times slower.*'bf16' or 'fp32'.*without conv") as c:
         MixedPrecision("fp16").check_model(CNN())
     assert "\n" not in str(c.value)
     MixedPrecision("bf16").check_model(CNN())

@@ -157,7 +157,7 @@ def train(name, precision):
 @pytest.mark.parametrize("name", SIZES)
 def test_ddp_and_amp_take_each_model(name, precision):
     if (name, precision) == ("cnn", "fp16"):
-        with pytest.raises(ValueError, match="200 times slower"):
+        with pytest.raises(ValueError, match="many times slower"):
             MixedPrecision(precision).check_model(build(name))
         return
     first, second = launch(train, name, precision, timeout=60).values
