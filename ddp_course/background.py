@@ -37,7 +37,7 @@ class Background:
         self.paused, self.state = False, "starting"
         self._supervisor, self._work, self._backend = supervisor, work, backend
         self._make_result, self._result, self._on_end = result, None, on_end
-        self._factors = {}
+        self._factors, self._brakes = {}, None
         for output in supervisor.state.outputs:
             output.show = self.lines.append
         self._thread = threading.Thread(target=self._drive, name="background run", daemon=True)
@@ -86,18 +86,18 @@ class Background:
 
     def kill(self, rank: int) -> None:
         """Kill one rank's process, as the system does when it is out of memory."""
-        process = self._process(rank)
-        self._post(lambda: _quietly(process().kill))
+        self._check(rank)
+        self._post(lambda: self._with_process(rank, "kill"))
 
     def slow(self, rank: int, factor: float) -> None:
         """Give one rank's process only 1/factor of the time, by stopping it now and then."""
-        self._process(rank)
+        self._check(rank)
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor <= 20:
             raise ValueError(f"factor says how many times as slow, from 1 to 20: got {factor!r}.")
-        brakes = bool(self._factors)
-        self._factors[rank] = factor
-        if not brakes and self.running:
-            threading.Thread(target=self._brake, daemon=True).start()
+        self._factors = {**self._factors, rank: factor}
+        if self._brakes is None:
+            self._brakes = threading.Thread(target=self._brake, daemon=True)
+            self._brakes.start()
 
     def set(self, **dials: float) -> None:
         """Turn dials that the ranks read with `dials(name=default)`."""
@@ -110,11 +110,14 @@ class Background:
         if self.running:
             self._supervisor.post(action)
 
-    def _process(self, rank: int):
-        """Return a function that returns the rank's process; raise ValueError for no such rank."""
+    def _check(self, rank: int) -> None:
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.nproc:
             raise ValueError(f"there is no rank {rank!r}: ranks are 0 to {self.nproc - 1}.")
-        return lambda: psutil.Process(self._supervisor.pids[rank])
+
+    def _with_process(self, rank: int, action: str) -> None:
+        """Do something with a rank's process, if it has started and not ended."""
+        with contextlib.suppress(psutil.Error, KeyError):
+            getattr(psutil.Process(self._supervisor.pids[rank]), action)()
 
     def _drive(self) -> None:
         try:
@@ -137,10 +140,9 @@ class Background:
     def _brake(self) -> None:
         """Stop slowed ranks for their share of each period; psutil notices a pid that is new."""
         processes = {}
-        while self.running and self._factors:
-            for rank in [rank for rank, factor in self._factors.items() if factor == 1]:
-                del self._factors[rank]
-            pauses = sorted((PERIOD * (1 - 1 / f), rank) for rank, f in self._factors.items())
+        while self.running:
+            slowed = [(rank, factor) for rank, factor in self._factors.items() if factor > 1]
+            pauses = sorted((PERIOD * (1 - 1 / factor), rank) for rank, factor in slowed)
             if self.paused or not pauses:
                 time.sleep(PERIOD)
                 continue

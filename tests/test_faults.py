@@ -360,9 +360,15 @@ def test_a_script_is_told_the_same(scripted, fault):
     assert_seen(text, fault.expected(1, 2, place))
 
 
+PLAIN_SIGNALS = """\
+signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup and & hand on that they are ignored
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+"""
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"])
 def test_a_signal_to_a_script_ends_all_of_it(tmp_path, name):
-    source = blocked(BLOCKED["in a loop that ignores signals"])
+    source = PLAIN_SIGNALS + blocked(BLOCKED["in a loop that ignores signals"])
     with script(tmp_path, source) as (process, _, mark):
         while "[rank 1] up" not in process.stdout.readline():
             assert process.poll() is None
