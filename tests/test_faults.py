@@ -361,7 +361,7 @@ def test_a_script_is_told_the_same(scripted, fault):
 
 
 PLAIN_SIGNALS = """\
-signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup and & hand on that they are ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup and & pass on SIG_IGN
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 """
 
