@@ -20,9 +20,9 @@ launch(worker)
 
 LESSONS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 LIVE = ("00", "06", "09")  # these show a run while it trains
-# What a slider changes: the pictures and texts of its output, not its own number.
-SHOWN = """slider => [...slider.closest('.jp-OutputArea-child').querySelectorAll(
-    'img, .widget-html-content')].map(e => e.src || e.innerHTML).join()"""
+# What the sliders of an output change: its pictures and texts, not their own numbers.
+SHOWN = """output => [...output.querySelectorAll('img, .widget-html-content')].map(
+    e => e.src || e.innerHTML).join()"""
 
 
 @pytest.mark.parametrize("lesson", LESSONS)
@@ -46,19 +46,21 @@ def test_a_lesson_runs_from_top_to_bottom(lab, page, screenshots, lesson):
 
 
 def move_sliders(page):
-    """Move each slider with the keyboard, and see what belongs to it change."""
-    for slider in page.locator(".jp-OutputArea [role=slider]").all():
-        handle = slider.element_handle()
-        before = handle.evaluate(SHOWN)
-        if not before or "Predict" in before or "predict" in before:  # only notes a number
+    """Move the sliders of each output with the keyboard, and see what belongs to them change."""
+    for output in page.query_selector_all(".jp-OutputArea-child:has([role=slider])"):
+        before = output.evaluate(SHOWN)
+        if not before or "predict" in before.lower():  # only notes a number
             continue
-        slider.scroll_into_view_if_needed()
-        slider.focus()
-        at_end = handle.get_attribute("aria-valuenow") == handle.get_attribute("aria-valuemax")
-        page.keyboard.press("ArrowLeft" if at_end else "ArrowRight")
-        page.wait_for_function(
-            f"([slider, before]) => ({SHOWN})(slider) != before", arg=[handle, before]
-        )
+        for slider in output.query_selector_all("[role=slider]"):
+            was = slider.get_attribute("aria-valuenow")
+            slider.scroll_into_view_if_needed()
+            slider.focus()
+            at_end = was == slider.get_attribute("aria-valuemax")
+            page.keyboard.press("ArrowLeft" if at_end else "ArrowRight")
+            moved = "([slider, was]) => slider.getAttribute('aria-valuenow') != was"
+            page.wait_for_function(moved, arg=[slider, was])
+        changed = f"([output, before]) => ({SHOWN})(output) != before"
+        page.wait_for_function(changed, arg=[output, before])
 
 
 def test_the_stop_button_ends_the_ranks_and_the_kernel_goes_on(lab, page, screenshots):
