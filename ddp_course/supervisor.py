@@ -21,7 +21,7 @@ START_UP = (
     180  # seconds that ranks may take to start and connect, before the time-out begins to count
 )
 GRACE = 0.25  # seconds that other ranks get to report errors of their own after the first one
-WATCH = 0.95  # seconds of silence between two looks at where the ranks are
+WATCH = 0.85  # seconds of silence between two looks at where the ranks are
 ANSWER = 1.0  # seconds that a rank has to say where it is
 PATIENCE = 4  # looks at which all ranks idle in one collective, before that counts as a hang
 IDLE = 0.05  # processor seconds between two looks, at most, of a rank that waits
