@@ -155,14 +155,10 @@ class Background:
             for pause, rank in pauses:
                 time.sleep(max(0, begun + pause - time.monotonic()))
                 if rank in processes and not self.paused:
-                    _quietly(processes[rank].resume)
+                    with contextlib.suppress(psutil.Error):
+                        processes[rank].resume()
             time.sleep(max(0, begun + PERIOD - time.monotonic()))
 
 
 def _raise_stopped():
     raise errors.Stopped("the run was stopped; all its ranks are gone.")
-
-
-def _quietly(action) -> None:
-    with contextlib.suppress(psutil.Error):
-        action()

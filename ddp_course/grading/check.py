@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..errors import HangError, RankError
 from ..launch import launch
 from . import progress
-from .exercise import Case, Exercise
+from .exercise import Case, Exercise, not_written
 from .table import find
 
 SECONDS = 20  # for a case, once its ranks are up
@@ -90,7 +90,8 @@ def try_case(case: Case, fn: Callable, seed: int) -> str | None:
         except HangError as error:
             wrong = f"it never ends: {error}\n{case.stuck}".rstrip()
         except RankError as error:
-            wrong = _raised(error, case.stuck)
+            raised = f"it raises an error.\n{error}\n{case.stuck}".rstrip()
+            wrong = not_written(error.traceback) or raised
         if wrong:
             return f"with {world_size} rank{'s' * (world_size > 1)}: {wrong}"
     return None
@@ -100,10 +101,3 @@ def _on_rank(run, fn, seed):
     import torch.distributed as dist
 
     return run(fn, dist.get_rank(), dist.get_world_size(), seed)
-
-
-def _raised(error: RankError, likely: str = "") -> str:
-    goal = [line for line in error.traceback.splitlines() if "NotImplementedError: " in line]
-    if goal:
-        return f"not written yet. {goal[-1].partition('NotImplementedError: ')[2]}"
-    return f"it raises an error.\n{error}\n{likely}".rstrip()

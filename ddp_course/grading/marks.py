@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
-from .exercise import Exercise
+from .exercise import Exercise, not_written
 from .result import Check, clean
 from .sandbox import PACKAGE
 
@@ -63,7 +63,4 @@ def missing(exercise: Exercise, why: str = "") -> list[Check]:
 
 def raised(text: str, trace: str) -> str:
     """Return what to say of an error on a rank; the goal, if the function is not written yet."""
-    goal = [line for line in trace.splitlines() if line.startswith("NotImplementedError: ")]
-    if goal:
-        return f"not written yet. {goal[-1].partition(': ')[2]}"
-    return f"it raises an error.\n{_OURS.sub('', text)}"
+    return not_written(trace) or f"it raises an error.\n{_OURS.sub('', text)}"

@@ -3,21 +3,9 @@
 import torch
 import torch.distributed as dist
 
-WRONG = {}  # {function: what its message must hold}
-RIGHT = []
+from . import answers
 
-
-def wrong(message):
-    def keep(fn):
-        WRONG[fn] = message
-        return fn
-
-    return keep
-
-
-def right(fn):
-    RIGHT.append(fn)
-    return fn
+WRONG, RIGHT, wrong, right = answers()
 
 
 def swap(outgoing, incoming):
