@@ -3,7 +3,6 @@
 Each function judges facts handed to it; `report` reads them from this machine.
 """
 
-import argparse
 import os
 import sys
 import textwrap
@@ -127,13 +126,13 @@ def bf16(speed: float | None) -> Finding:
     """`speed` as a multiple of fp32's; None: the device cannot."""
     if speed is None:
         return Finding("bf16", "does not work on this device: use fp32", "note")
-    return Finding("bf16", f"works; a matrix product runs at {speed:.2g} times fp32's speed here")
+    return Finding("bf16", f"works; a matrix product runs at {speed:.3g} times fp32's speed here")
 
 
 def fp16(speed: float | None, scaler: bool, device: str) -> Finding:
     if speed is None or not scaler:
         return Finding("fp16", "does not work with a GradScaler here: use bf16 or fp32", "note")
-    text = f"works with a GradScaler; a matrix product runs at {speed:.2g} times fp32's speed here"
+    text = f"works with a GradScaler; a matrix product runs at {speed:.3g} times fp32's speed here"
     if device == "cpu":
         text += ". Convolutions in fp16 are a trap on a CPU: hundreds of times slower"
     return Finding("fp16", text)
@@ -228,10 +227,8 @@ def report() -> list[Finding]:
     ]
 
 
-def main(argv: list[str] | None = None) -> int:
+def main() -> int:
     """Print the report; 0 if the course can run here, 1 if not."""
-    text = "Look at what this machine can do for the course."
-    argparse.ArgumentParser(prog="ddp-course doctor", description=text).parse_args(argv)
     findings = report()
     print(*findings, sep="\n")
     failed = [finding.name for finding in findings if finding.level == "FAIL"]

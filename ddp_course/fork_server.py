@@ -37,6 +37,8 @@ PRELOAD_WHEN_IDLE = (
     "torch._inductor",
 )
 
+PERIOD = 0.5  # seconds between two looks whether the kernel still lives
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -105,12 +107,19 @@ def serve(fd: int) -> None:
     kernel = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # guardians are reaped by the system
+
+    def leave_with_kernel(*_):
+        if os.getppid() != kernel:
+            os._exit(0)
+
+    signal.signal(signal.SIGALRM, leave_with_kernel)
+    signal.setitimer(signal.ITIMER_REAL, PERIOD, PERIOD)  # not inherited by what we fork
     for name in PRELOAD:
         __import__(name)
     later = list(PRELOAD_WHEN_IDLE)
     _freeze()
-    while os.getppid() == kernel:  # a process forked by the kernel may hold our socket open
-        ready, _, _ = select.select([control], [], [], 0 if later else 1)
+    while True:  # a process forked by the kernel may hold our socket open: the timer, too, ends it
+        ready, _, _ = select.select([control], [], [], 0 if later else None)
         if ready:
             data, fds, _, _ = socket.recv_fds(control, 1, 1)
             if not data:
@@ -146,6 +155,7 @@ def _guard(run: socket.socket) -> None:
     signal). At the end of the stream kills every descendant, then closes.
     """
     os.setsid()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     _die_with_parent()
     wake_read, wake_write = os.pipe()

@@ -87,6 +87,7 @@ def _draw_bar(axes, row, held, limit) -> None:
         words.set(va="center", visible=words.get_window_extent().width + 6 < value / pixel)
         left += value
     total = axes.text(left + 8 * pixel, row, in_bytes(held.total), weight="bold", va="center")
+    total.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})  # above the limit's line
     if limit is not None and held.total > limit:
         x = left + (total.get_window_extent().width + 24) * pixel
         axes.plot(x, row, markersize=9, markeredgecolor="white", **SKIPPED)
