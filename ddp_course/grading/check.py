@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..errors import HangError, RankError
 from ..launch import launch
 from . import progress
-from .exercise import Case, Exercise, not_written
+from .exercise import Case, Exercise, hung, raised
 from .table import find
 
 SECONDS = 20  # for a case, once its ranks are up
@@ -88,10 +88,9 @@ def try_case(case: Case, fn: Callable, seed: int) -> str | None:
             run = launch(_on_rank, case.run, fn, seed, nproc=world_size, timeout=SECONDS)
             wrong = case.judge(run.values, world_size, seed)
         except HangError as error:
-            wrong = f"it never ends: {error}\n{case.stuck}".rstrip()
+            wrong = hung(case, str(error))
         except RankError as error:
-            raised = f"it raises an error.\n{error}\n{case.stuck}".rstrip()
-            wrong = not_written(error.traceback) or raised
+            wrong = raised(case, str(error), error.traceback)
         if wrong:
             return f"with {world_size} rank{'s' * (world_size > 1)}: {wrong}"
     return None

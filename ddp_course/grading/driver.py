@@ -15,7 +15,7 @@ import cloudpickle
 
 from .. import wire
 from . import data, exercises, marks, source
-from .exercise import Exercise
+from .exercise import Exercise, hung, raised
 from .result import Check, clean
 from .stream import Stopped, Stream, open_pipe
 from .submission import Work
@@ -163,11 +163,11 @@ class Driver:
 
     def _verdict(self, kind, head, payloads) -> str | None:
         name, number, world = self._at
-        if kind == "hang":
-            return f"it never ends: {head.get('text')}"
-        if kind == "error":
-            return marks.raised(str(head.get("text")), str(head.get("trace")))
         told, case = self.told[name], self.exercises[name].cases[number]
+        if kind == "hang":
+            return hung(case, str(head.get("text")))
+        if kind == "error":
+            return raised(case, marks.theirs(str(head.get("text"))), str(head.get("trace")))
         told.left |= {clean(str(left)) for left in head.get("left", ())}
         try:
             answers = [data.decode(payload) for payload in payloads]

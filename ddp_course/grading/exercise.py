@@ -44,10 +44,17 @@ class Exercise:
         return sum(case.points for case in self.cases)
 
 
-def not_written(trace: str) -> str | None:
-    """Return what to say if a traceback ends in the stub of an exercise, which states the goal."""
+def hung(case: Case, text: str) -> str:
+    """Return what to say of a function that does not end; `text` tells where its ranks are."""
+    return f"it never ends: {text}\n{case.stuck}".rstrip()
+
+
+def raised(case: Case, text: str, trace: str) -> str:
+    """Return what to say of an error on a rank; the goal, if it is the stub, which states it."""
     goals = [line for line in trace.splitlines() if line.startswith("NotImplementedError: ")]
-    return f"not written yet. {goals[-1].partition(': ')[2]}" if goals else None
+    if goals:
+        return f"not written yet. {goals[-1].partition(': ')[2]}"
+    return f"it raises an error.\n{text}\n{case.stuck}".rstrip()
 
 
 def generator(seed: int, *of: int) -> torch.Generator:
