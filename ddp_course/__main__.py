@@ -19,6 +19,9 @@ def main(argv: list[str] | None = None) -> int:
     doctor = commands.add_parser(
         "doctor", help="what this machine can do, and how to fix what it cannot"
     )
+    doctor.add_argument(
+        "--cluster", action="store_true", help="under torchrun: can these machines train together?"
+    )
     doctor.set_defaults(command=_doctor, parser=doctor)
     lab = commands.add_parser(
         "lab",
@@ -67,10 +70,10 @@ def _add_grading(commands):
     autograder.add(commands)
 
 
-def _doctor(_) -> int:
-    from .doctor import main as doctor
+def _doctor(arguments) -> int:
+    from . import cluster, doctor
 
-    return doctor([])
+    return cluster.main() if arguments.cluster else doctor.main()
 
 
 def _progress(_) -> int:
