@@ -7,11 +7,21 @@ from collections.abc import Mapping
 from .exercise import Exercise
 
 MODULES = (
+    "e01_memory_ledger",
     "e02_ring_all_reduce",
+    "e03_dp_vs_ddp",
     "e04_average_gradients",
+    "e04_bucketed_ddp",
+    "e05_exact_accuracy",
     "e05_shard_indices",
+    "e06_train_ddp",
     "e07_accumulate_window",
+    "e07_no_sync_window",
+    "e07_token_mean",
+    "e08_amp_step",
     "e08_dynamic_scaler",
+    "e09_full_step",
+    "e09_resume",
 )
 
 
