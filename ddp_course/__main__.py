@@ -114,6 +114,7 @@ def _train(arguments) -> int:
     try:
         plot = _picture(arguments.plot)
         settings = settings_from(arguments)
+        settings.window(arguments.nproc)
         done = launch(
             run, settings, nproc=arguments.nproc, timeout=arguments.timeout, on_record=show
         )

@@ -65,6 +65,7 @@ def load(
     optimizer: torch.optim.Optimizer,
     amp=None,
     scheduler=None,
+    any_world_size: bool = False,
 ) -> dict:
     """Restore everything that `save` wrote, and return {"epoch", "step", "batches_done", "extra"}.
 
@@ -72,10 +73,13 @@ def load(
     before drawing random numbers; every rank reads the file. Raises OSError, RuntimeError for a
     file that is no whole checkpoint, ValueError for one that does not fit this run: another world
     size (random generators and sampler position belong to the ranks that saved them), another
-    model, another precision, a scaler or scheduler on one side only.
+    model, another precision, a scaler or scheduler on one side only. With `any_world_size` another
+    number of ranks may go on at the start of an epoch; ranks that are new keep their generators.
     """
     state = _read(Path(path))
-    _check_fits(path, state, amp, scheduler)
+    if not any_world_size or state["batches_done"]:
+        _check_world_size(path, len(state["generators"]))
+    _check_parts(path, state, amp, scheduler)
     try:
         _unwrap(model).load_state_dict(state["model"])
     except RuntimeError as error:
@@ -85,7 +89,8 @@ def load(
     for name, part in (("amp", amp), ("scheduler", scheduler)):
         if part is not None:
             part.load_state_dict(state[name])
-    _set_generators(state["generators"][this_rank().rank])
+    if this_rank().rank < len(state["generators"]):
+        _set_generators(state["generators"][this_rank().rank])
     return {name: state[name] for name in ("epoch", "step", "batches_done", "extra")}
 
 
@@ -99,13 +104,16 @@ def _states(model, optimizer, amp, scheduler) -> dict:
     return {name: None if part is None else part.state_dict() for name, part in parts.items()}
 
 
-def _check_fits(path, state, amp, scheduler):
-    saved, world_size = len(state["generators"]), this_rank().world_size
+def _check_world_size(path, saved):
+    world_size = this_rank().world_size
     if saved != world_size:
         raise ValueError(
             f"{path} was saved by {saved} rank(s), this run has {world_size}: a resume needs the "
             f"same number (nproc={saved}). For the weights alone, take torch.load(path)['model']."
         )
+
+
+def _check_parts(path, state, amp, scheduler):
     for name, part in (("amp", amp), ("scheduler", scheduler)):
         if (part is None) != (state[name] is None):
             has = "no" if state[name] is None else "a"

@@ -14,7 +14,7 @@ from .process_group import this_rank
 
 TASKS = {"digits": ("mlp", "cnn"), "text": ("gpt",)}  # the first is the default
 LIMITS = {"init_scale": 3e38}
-MAY_BE_ZERO = ("warmup_steps", "seed")
+MAY_BE_ZERO = ("warmup_steps", "seed", "ranks")
 
 
 def _setting(default, help):
@@ -31,6 +31,9 @@ class Settings:
     epochs: int = _setting(20, "passes over the training data")
     micro_batch: int = _setting(32, "items per rank and forward pass")
     accumulation_steps: int = _setting(1, "micro-batches per optimizer step")
+    ranks: int = _setting(
+        0, "ranks that accumulation_steps is for: on more or fewer the global batch stays (0: off)"
+    )
     learning_rate: float = _setting(2e-3, "peak learning rate of AdamW")
     warmup_steps: int = _setting(10, "optimizer steps of linear warm-up")
     max_norm: float = _setting(1.0, "clip the global gradient norm to this")
@@ -65,9 +68,26 @@ class Settings:
         if self.resume and not self.checkpoint:
             raise ValueError("resume needs to know the file: give --checkpoint FILE as well.")
 
+    def window(self, world_size: int) -> int:
+        """Return the micro-batches a window on this many ranks; ValueError if there is no such.
+
+        With `ranks` the global batch is that of so many ranks, whatever their number now: a run
+        that goes on with fewer machines takes the same steps on the same samples.
+        """
+        if not self.ranks:
+            return self.accumulation_steps
+        micro_batches, rest = divmod(self.accumulation_steps * self.ranks, world_size)
+        if rest:
+            raise ValueError(
+                f"{self.accumulation_steps} × {self.ranks} micro-batches (accumulation_steps × "
+                f"ranks) cannot be dealt out to {world_size} ranks equally."
+            )
+        return micro_batches
+
     def check(self) -> None:
         """Raise ValueError for what this machine cannot do, before any process starts."""
         self.check_place()
+        self.window(this_rank().world_size)
         self.mixed_precision().check_model(self.build_model(self.load_data()[0]))
 
     def check_place(self) -> None:

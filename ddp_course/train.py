@@ -148,13 +148,14 @@ def run(settings: Settings, tell: Callable = report) -> dict:
         model = DistributedDataParallel(model)
         model._set_ddp_runtime_logging_sample_rate(1)  # its clock, for every step
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
-    steps = settings.epochs * math.ceil(len(loader) / settings.accumulation_steps)
+    window = settings.window(this_rank().world_size)
+    steps = settings.epochs * math.ceil(len(loader) / window)
     scheduler = warmup_then_cosine(optimizer, settings.warmup_steps, steps)
     torch.manual_seed(settings.seed + this_rank().rank)  # dropout differs between ranks
 
     parts = {"model": model, "optimizer": optimizer, "amp": amp, "scheduler": scheduler}
     done = _resume(settings, parts, loader)
-    schedule = {"epochs": settings.epochs, "accumulation_steps": settings.accumulation_steps}
+    schedule = {"epochs": settings.epochs, "accumulation_steps": window}
     for record in train(model, loader, optimizer, amp, scheduler, **schedule, done=done):
         tell(**record, **_communication(model, record["seconds"]), steps=steps)
         if settings.checkpoint and record["batches_done"] == len(loader):
@@ -184,7 +185,7 @@ def _resume(settings: Settings, parts: dict, loader) -> tuple[int, int, int]:
     if not settings.resume or not Path(settings.checkpoint).exists():
         return 0, 0, 0
     _settle_buckets(parts["model"], loader, parts["amp"])
-    state = checkpoint.load(settings.checkpoint, **parts)
+    state = checkpoint.load(settings.checkpoint, **parts, any_world_size=settings.ranks > 0)
     for name, value in settings.identity().items():
         if (state["extra"] or {}).get(name, value) != value:
             raise ValueError(

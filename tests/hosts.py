@@ -27,7 +27,7 @@ class Hosts:
 
     def __init__(self, count: int):
         setup = "set -e\n" + SWITCH + "".join(HOST.format(n=n + 1) for n in range(count))
-        self._count = count
+        self.count = count
         self._holder = subprocess.Popen(
             ["unshare", *ROOT, "--mount", "--net", "sh", "-c", f"{setup}\necho up\nexec cat"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -40,7 +40,7 @@ class Hosts:
         return self
 
     def __exit__(self, *_):
-        for number in range(1, self._count + 1):
+        for number in range(1, self.count + 1):
             self.power_off(number)
         self._holder.communicate()  # the end of its input is the end of `cat`
 
@@ -82,13 +82,13 @@ class Hosts:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
 
-    def torchrun(self, number: int, count: int, *arguments: str, ranks=1, **env):
-        """Start torchrun on host `number` of `count`; host 1 holds the rendezvous."""
+    def torchrun(self, number: int, nodes: int | str, *arguments: str, ranks=1, **env):
+        """Start torchrun on a host, one of so many `nodes` ("1:2"); host 1 holds the rendezvous."""
         return self.start(
             number, sys.executable, "-m", "torch.distributed.run",
-            f"--nnodes={count}", f"--nproc-per-node={ranks}", f"--local-addr=10.99.0.{number}",
+            f"--nnodes={nodes}", f"--nproc-per-node={ranks}", f"--local-addr=10.99.0.{number}",
             "--rdzv-backend=c10d", "--rdzv-endpoint=10.99.0.1:29400",
-            f"--rdzv-conf=is_host={int(number == 1)}", *arguments, **env,
+            f"--rdzv-conf=is_host={int(number == 1)},last_call_timeout=5", *arguments, **env,
         )  # fmt: skip
 
 

@@ -51,9 +51,9 @@ class Running:
         return self.output
 
 
-def start_all(hosts, count, *arguments, **env) -> list[Running]:
-    numbers = range(1, count + 1)
-    return [Running(hosts.torchrun(n, count, *arguments, **env)) for n in numbers]
+def start_all(hosts, nodes: int | str, *arguments, **env) -> list[Running]:
+    numbers = range(1, hosts.count + 1)
+    return [Running(hosts.torchrun(n, nodes, *arguments, **env)) for n in numbers]
 
 
 def losses(output: str) -> list[str]:
@@ -93,6 +93,26 @@ def test_a_host_that_is_lost_and_comes_back_costs_no_step(tmp_path):
         told = losses(first.finish())
         again.finish()
     assert told[-9:] == one_host(2)[-9:]  # the second epoch, whole, and the test
+
+
+def test_a_host_that_stays_away_leaves_the_others_with_the_same_global_batches(tmp_path):
+    options = (*TRAIN, f"--checkpoint={tmp_path / 'run.pt'}", "--resume", "--ranks=2")
+    with Hosts(2) as hosts:
+        first, second = start_all(hosts, "1:2", "--max-restarts=3", *options)
+        first.until("step   12/")
+        hosts.power_off(2)
+        second.process.communicate()
+        told = steps(first.finish())
+    expected = steps("\n".join(one_host(2)))
+    assert [step for step, _ in told[-8:]] == [step for step, _ in expected[-8:]]
+    # but for the sample with which two ranks fill up the last window of an epoch
+    mine, theirs = ([loss for _, loss in run[-8:]] for run in (told, expected))
+    assert mine[0] == theirs[0] and mine == pytest.approx(theirs, rel=0.02)
+
+
+def steps(output: str) -> list[tuple[int, float]]:
+    """The number and the loss of each step."""
+    return [(int(n), float(x)) for n, x in re.findall(r"step +(\d+)/\d+  loss ([\d.]+)", output)]
 
 
 def test_a_cable_that_is_pulled_and_put_back_changes_nothing():

@@ -98,27 +98,28 @@ def test_ranks_and_accumulation_do_not_change_what_is_learned(nproc, micro_batch
     assert (weights - expected).abs().max() < 1e-10
 
 
+def stop_after_an_epoch(settings):
+    """Train, and stop after the first epoch's checkpoint; return the records of that epoch."""
+    steps = []
+
+    def tell(**record):
+        steps.append(record)
+        if record["epoch"] == 1:
+            raise StopIteration
+
+    try:
+        run(settings, tell)
+    except StopIteration:
+        return steps[:-1]
+
+
 @pytest.mark.parametrize(("precision", "nproc"), [("fp32", 2), ("fp16", 2), ("fp32", 3)])
 def test_a_resumed_run_equals_one_that_never_stopped(tmp_path, precision, nproc):
     settings = Settings(epochs=2, precision=precision, init_scale=2.0**20, growth_interval=5)
     whole = launch(run, settings, nproc=nproc, timeout=60)
     file = str(tmp_path / "run.pt")
-
-    def half():
-        """Stop after the first epoch's checkpoint, in the middle of the run."""
-        steps = []
-
-        def tell(**record):
-            steps.append(record)
-            if record["epoch"] == 1:
-                raise StopIteration
-
-        try:
-            run(dataclasses.replace(settings, checkpoint=file), tell)
-        except StopIteration:
-            return steps[:-1]
-
-    first = launch(half, nproc=nproc, timeout=60).values[0]
+    stopped = dataclasses.replace(settings, checkpoint=file)
+    first = launch(stop_after_an_epoch, stopped, nproc=nproc, timeout=60).values[0]
     again = dataclasses.replace(settings, checkpoint=file, resume=True)
     resumed = launch(run, again, nproc=nproc, timeout=60)
     assert equal(resumed.values[0]["weights"], whole.values[0]["weights"])
@@ -126,6 +127,23 @@ def test_a_resumed_run_equals_one_that_never_stopped(tmp_path, precision, nproc)
     expected = [record for record in whole.records if record["rank"] == 0]
     for name in ("step", "loss", "learning_rate", "loss_scale", "skipped"):
         assert [record[name] for record in told] == [record[name] for record in expected]
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (4, 2)])
+def test_a_run_goes_on_with_other_ranks_on_the_same_global_batches(tmp_path, before, after):
+    settings = Settings(epochs=2, accumulation_steps=2, ranks=2)
+    whole = launch(run, settings, nproc=before, timeout=60)
+    stopped = dataclasses.replace(settings, checkpoint=str(tmp_path / "run.pt"))
+    launch(stop_after_an_epoch, stopped, nproc=before, timeout=60)
+    resumed = launch(run, dataclasses.replace(stopped, resume=True), nproc=after, timeout=60)
+    told = [record for record in resumed.records if record["rank"] == 0]
+    expected = [record for record in whole.records if record["rank"] == 0][-len(told) :]
+    assert [r["step"] for r in told] == [r["step"] for r in expected]
+    assert [r["learning_rate"] for r in told] == [r["learning_rate"] for r in expected]
+    # but for the sample or three with which the last window of an epoch is padded
+    losses = [[record["loss"] for record in records] for records in (told, expected)]
+    assert losses[0] == pytest.approx(losses[1], rel=0.05)
+    assert losses[0][0] == pytest.approx(losses[1][0], rel=1e-5)
 
 
 def test_a_run_resumes_in_the_middle_of_an_epoch():
@@ -298,6 +316,7 @@ def test_a_picture_is_saved(tmp_path):
         (["--checkpoint", __file__ + "/run.pt"], "cannot be written there"),
         (["--epochs", "2", "--resume"], "give --checkpoint FILE as well"),
         (["--prec", "bf16"], "unknown option --prec"),
+        (["--nproc", "3", "--ranks", "2"], "1 × 2 micro-batches (accumulation_steps × ranks)"),
     ],
 )
 def test_a_bad_value_is_one_line_and_exit_code_2(arguments, line):
