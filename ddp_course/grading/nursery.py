@@ -8,7 +8,6 @@ import contextlib
 import gc
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -87,15 +86,12 @@ def serve() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # examiners are reaped by the system
     for name in (*fork_server.PRELOAD, f"{__package__}.examiner"):
         __import__(name)
-    later = list(fork_server.PRELOAD_WHEN_IDLE)
+    # Now, not when a rank needs it: torch._dynamo replaces torch.manual_seed, as a cheat would.
+    for name in fork_server.PRELOAD_WHEN_IDLE:
+        with contextlib.suppress(ImportError):
+            __import__(name)
     _freeze()
     while True:
-        ready, _, _ = select.select([control], [], [], 0 if later else None)
-        if not ready:
-            with contextlib.suppress(ImportError):
-                __import__(later.pop(0))
-            _freeze()
-            continue
         order, fds, _, _ = socket.recv_fds(control, 4096, 2)
         if not order:
             return
@@ -128,6 +124,7 @@ def _become_examiner(job, answers, folder, user):
         sandbox.become(user)
         sandbox.die_with_parent()  # a change of user forgets it
     os.environ.update(HOME=folder, TMPDIR=folder)
+    tempfile.tempdir = None  # what was imported may have found another place
     os.chdir(folder)
     with open(job, "rb") as stream:
         told = stream.read()
