@@ -12,17 +12,20 @@ import html
 import math
 
 from . import plots
-from .widgets import controls, interactive, markup, place, plain
+from .widgets import controls, interactive, markup, paragraph, place, plain
+
+PREDICTED, START = "predicted", "start value"
 
 
 class Guess:
     """What the student predicts: `value`, and `compare(measured)` to see it beside the result.
 
-    The value may be set from code as well; a wrong one raises ValueError.
+    The value may be set from code as well; a wrong one raises ValueError. Until the student has
+    moved or committed anything it is the course's start value, and called so.
     """
 
     def __init__(self, question: str, start):
-        self.question = question
+        self.question, self.own = question, False
         self._box = self._inputs = None
         self._value = self.checked(start)
         if interactive():
@@ -34,11 +37,19 @@ class Guess:
     def value(self):
         return self._value
 
+    @property
+    def name(self) -> str:
+        """What a picture calls the value."""
+        return PREDICTED if self.own else START
+
     @value.setter
     def value(self, value):
-        self._value = self.checked(value)
+        self._note(self.checked(value))
         if self._box is not None:
             self.write()
+
+    def _note(self, value):
+        self._value, self.own = value, True
 
     def __repr__(self):
         return f"<prediction: {self.in_words()}>"
@@ -54,12 +65,13 @@ class Guess:
         noted = ipywidgets.HTML()
 
         def commit(_):
+            self.own = True
             for part in controls(self._box):
                 part.disabled = True
             noted.value = f'<span role="status">Noted: {html.escape(self.in_words())}.</span>'
 
         button.on_click(commit)
-        asked = ipywidgets.HTML(f"<b>Predict.</b> {markup(self.question)}")
+        asked = ipywidgets.HTML(paragraph(f"<b>Predict.</b> {markup(self.question)}"))
         self._box = ipywidgets.VBox([asked, *self._inputs, ipywidgets.HBox([button, noted])])
         place((type(self).__name__, self.question), self._box)
 
@@ -101,14 +113,16 @@ class Number(Guess):
 
     def _read(self, change):
         try:
-            self._value = self.checked(change["new"])
+            value = self.checked(change["new"])
         except ValueError:  # beyond a bound: back to what it was
             self.write()
+        else:
+            self._note(value)
 
     def compare(self, measured, title=None, unit: str | None = None, source: str = "measured"):
         """Return a picture of the prediction beside the measured number, or a "computed" one."""
         unit = self.unit if unit is None else unit
-        return plots.prediction({"": (self.value, measured)}, unit, title, source)
+        return plots.prediction({"": (self.value, measured)}, unit, title, source, self.name)
 
 
 class Choice(Guess):
@@ -131,13 +145,13 @@ class Choice(Guess):
 
         part = ipywidgets.ToggleButtons(options=self.options, value=self._value)
         part.style.button_width = "auto"
-        part.observe(lambda change: setattr(self, "_value", change["new"]), "value")
+        part.observe(lambda change: self._note(change["new"]), "value")
         return [part]
 
     def compare(self, measured, title: str | None = None, unit: str | None = None):
         """Return a line with the prediction beside what came out, one of the options."""
         measured = self.checked(measured)
-        return Outcome([("", self.value, measured, measured)], title or self.question)
+        return Outcome([("", self.value, measured, measured)], title or self.question, self.name)
 
 
 class Order(Guess):
@@ -171,6 +185,7 @@ class Order(Guess):
 
     def _move_up(self, row):
         self._value.insert(row - 1, self._value.pop(row))
+        self._note(self._value)
         self.write()
 
     def write(self):
@@ -189,31 +204,31 @@ class Order(Guess):
         for position, (guess, item) in enumerate(zip(self.value, order, strict=True), 1):
             number = f" ({numbers[item]:,.4g}{unit})" if item in numbers else ""
             rows.append((f"{position}.", guess, item, item + number))
-        return Outcome(rows, title or self.question)
+        return Outcome(rows, title or self.question, self.name)
 
 
 class Outcome:
     """Predicted beside measured, row by row; `right` counts the rows that agree, of `total`."""
 
-    def __init__(self, rows, title):
-        self.rows, self.title = rows, title
+    def __init__(self, rows, title, name):
+        self.rows, self.title, self.name = rows, title, name
         self.right, self.total = sum(guess == came for _, guess, came, _ in rows), len(rows)
 
     def __repr__(self):
         lines = [plain(self.title)]
         for position, guess, came, shown in self.rows:
             sign = "✓" if guess == came else "✗"
-            words = f"{sign} predicted: {guess}; measured: {shown}"
+            words = f"{sign} {self.name}: {guess}; measured: {shown}"
             lines.append(f"  {position} {words}" if position else f"  {words}")
         return "\n".join(lines)
 
     def _repr_html_(self):
         rows = ""
         for position, guess, came, shown in self.rows:
-            mark = "✓ as predicted" if guess == came else "✗ otherwise"
+            mark = "✓ the same" if guess == came else "✗ otherwise"
             cells = (f"<td>{markup(cell)}</td>" for cell in (position, guess, shown, mark))
             rows += f"<tr>{''.join(cells)}</tr>"
-        heads = "".join(f"<th>{head}</th>" for head in ("", "predicted", "measured", ""))
+        heads = "".join(f"<th>{head}</th>" for head in ("", self.name, "measured", ""))
         return f"<p><b>{markup(self.title)}</b></p><table><tr>{heads}</tr>{rows}</table>"
 
 
@@ -222,8 +237,10 @@ number, choose, order = Number, Choice, Order  # as they read in a lesson
 
 def compare(pairs: dict, title: str | None = None, unit: str = "", source: str = "measured"):
     """Return one picture of {"what": (guess, measured), ...}; a guess may be a plain number."""
+    guesses = [pair[0] for pair in pairs.values() if isinstance(pair, tuple | list) and pair]
+    own = all(guess.own for guess in guesses if isinstance(guess, Guess))
     pairs = {what: _pair(what, pair) for what, pair in pairs.items()}
-    return plots.prediction(pairs, unit, title, source)
+    return plots.prediction(pairs, unit, title, source, PREDICTED if own else START)
 
 
 def _pair(what, pair) -> tuple:

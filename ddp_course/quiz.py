@@ -14,7 +14,7 @@ import re
 
 from . import quizzes
 from .quizzes.forms import ChoiceForm, NumberForm
-from .widgets import interactive, markup, place
+from .widgets import interactive, markup, paragraph, place
 
 _asked = {}  # the quiz of each lesson as asked last: answer() is about that one
 
@@ -96,7 +96,7 @@ class Quiz:
     def judge(self, index: int, reply) -> str:
         """Return what is to be said about a reply to a question, counted from 0."""
         right, said = self.forms[index].judge(reply)
-        self.right[index] |= right
+        self.right[index] = right
         return f"{'✓' if right else '✗'} {said}"
 
     def redraw(self, index: int, dice: random.Random) -> None:
@@ -173,14 +173,15 @@ def _question(quiz: Quiz, index: int, dice: random.Random, tell):
     text, said = ipywidgets.HTMLMath(), ipywidgets.HTML()
     new = ipywidgets.Button(description="New numbers" if numbers else "New order")
 
-    def judge(reply: str):
-        said.value = f'<div role="status">{markup(quiz.judge(index, reply))}</div>'
+    def judge(reply: str) -> bool:
+        said.value = paragraph(markup(quiz.judge(index, reply)), 'role="status"')
         tell()
+        return quiz.right[index]
 
     replies, write = (_field if numbers else _buttons)(quiz.forms[index], judge)
 
     def show():
-        text.value = f"<b>{index + 1}.</b> {markup(quiz.forms[index].question)}"
+        text.value = paragraph(f"<b>{index + 1}.</b> {markup(quiz.forms[index].question)}")
         said.value = ""
         write(quiz.forms[index])
         tell()
@@ -199,11 +200,24 @@ def _buttons(form: ChoiceForm, judge):
     import ipywidgets
 
     buttons = {letter: ipywidgets.Button() for letter in form.letters}
+
+    def choose(letter: str):
+        right = judge(letter)
+        unmark()
+        buttons[letter].button_style = "success" if right else "danger"
+        buttons[letter].description = f"{'✓' if right else '✗'} {buttons[letter].description}"
+
+    def unmark():
+        for button in buttons.values():
+            button.button_style = ""
+            button.description = button.description.lstrip("✓✗ ")
+
     for letter, button in buttons.items():
         button.add_class("ddp-answer")
-        button.on_click(lambda _, letter=letter: judge(letter))
+        button.on_click(lambda _, letter=letter: choose(letter))
 
     def write(form):
+        unmark()
         for letter, button in buttons.items():
             button.description = f"{letter}) {form.letters[letter].replace('`', '')}"
 

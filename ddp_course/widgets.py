@@ -56,6 +56,11 @@ def markup(text: str) -> str:
     return text.replace("\n", "<br>")
 
 
+def paragraph(content: str, attributes: str = "") -> str:
+    """Return HTML for a widget: its own lines are as far apart as in the text around it."""
+    return f'<div {attributes} style="line-height: 1.4; margin: 2px 0">{content}</div>'
+
+
 def plain(text: str) -> str:
     """Return the text without Markdown's signs, for a line that is printed."""
     return re.sub(r"\*\*|`", "", text)

@@ -127,7 +127,8 @@ def test_who_is_there_is_told_by_the_request():
 
 
 def test_a_number_is_drawn_beside_the_measured_one():
-    guess = predict.number("How long?", start=3, unit="ms")
+    guess = predict.number("How long?", start=1, unit="ms")
+    guess.value = 3
     picture = guess.compare(7.5)
     assert isinstance(picture, plots.Picture)
     assert picture.get_suptitle() == "Predicted 3 ms, measured 7.5 ms (2.5 times the prediction)"
@@ -135,8 +136,19 @@ def test_a_number_is_drawn_beside_the_measured_one():
     assert guess.compare(7.5, unit="s").axes[0].get_xlabel() == "s"
 
 
-def test_several_numbers_share_a_picture():
+def test_what_nobody_has_predicted_is_called_the_start_value():
     guess = predict.number("How long?", start=3, unit="ms")
+    told = guess.compare(7.5).get_suptitle()
+    assert told == "Start value 3 ms, measured 7.5 ms (2.5 times the start value)"
+    assert "start value 3" in predict.compare({"a": (guess, 4), "b": (2, 9)}).alternative_text
+    chosen = predict.choose("Which?", ["this", "that"])
+    assert "start value: this" in repr(chosen.compare("that"))
+    assert "<th>start value</th>" in chosen.compare("this")._repr_html_()
+
+
+def test_several_numbers_share_a_picture():
+    guess = predict.number("How long?", start=1, unit="ms")
+    guess.value = 3
     picture = predict.compare({"step": (guess, 3.1), "wait": (2, 9)}, title="T", unit="ms")
     assert [label.get_text() for label in picture.axes[0].get_yticklabels()] == ["step", "wait"]
     assert "step: predicted 3 ms, measured 3.1 ms" in picture.alternative_text
@@ -146,17 +158,19 @@ def test_several_numbers_share_a_picture():
 
 def test_a_choice_is_shown_beside_what_came_out():
     guess = predict.choose("Which <one>?", ["this", "that"])
+    guess.value = "this"
     wrong, right = guess.compare("that"), guess.compare("this")
     assert (wrong.right, right.right) == (0, 1)
     assert repr(wrong) == "Which <one>?\n  ✗ predicted: this; measured: that"
-    assert "✗ otherwise" in wrong._repr_html_() and "✓ as predicted" in right._repr_html_()
+    assert "✗ otherwise" in wrong._repr_html_() and "✓ the same" in right._repr_html_()
     assert "&lt;one&gt;" in right._repr_html_()
     with pytest.raises(ValueError, match="'other' is not one of the options: this, that"):
         guess.compare("other")
 
 
 def test_an_order_is_shown_beside_the_measured_one_with_its_numbers():
-    guess = predict.order("Fastest first?", ["a", "b", "c"])
+    guess = predict.order("Fastest first?", ["c", "b", "a"])
+    guess.value = ["a", "b", "c"]
     outcome = guess.compare({"b": 1.25, "a": 2, "c": 30}, unit="ms")
     assert outcome.right == 1
     assert repr(outcome).splitlines()[1:] == [
@@ -165,7 +179,7 @@ def test_an_order_is_shown_beside_the_measured_one_with_its_numbers():
         "  3. ✓ predicted: c; measured: c (30 ms)",
     ]
     assert guess.compare(["a", "b", "c"]).right == 3
-    with pytest.raises(ValueError, match="each of these once: a, b, c"):
+    with pytest.raises(ValueError, match="each of these once: c, b, a"):
         guess.compare(["a", "b"])
 
 

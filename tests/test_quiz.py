@@ -232,7 +232,8 @@ def button(question, words):
 def answers(question):
     """The buttons with an answer on them, by its text."""
     found = parts(question, ipywidgets.Button)
-    return {b.description[3:]: b for b in found if b.description[1:3] == ") "}
+    texts = [b.description.lstrip("✓✗ ") for b in found]
+    return {text[3:]: b for text, b in zip(texts, found, strict=True) if text[1:3] == ") "}
 
 
 def test_a_choice_is_answered_by_a_button_and_asked_in_a_new_order(box):
@@ -240,8 +241,11 @@ def test_a_choice_is_answered_by_a_button_and_asked_in_a_new_order(box):
     said = question.children[-2]
     answers(question)["Four"].click()
     assert "✗ Not so. Threads" in said.value and "0 of 4 right" in progress.value
+    assert answers(question)["Four"].description[0] == "✗"
     answers(question)["None"].click()
     assert "✓ Right." in said.value and "1 of 4 right" in progress.value
+    marks = {text: button.description[0] for text, button in answers(question).items()}
+    assert marks["None"] == "✓" and "✗" not in marks.values()  # the last one chosen, and only it
     before = list(answers(question))
     while list(answers(question)) == before:
         button(question, "New order").click()
