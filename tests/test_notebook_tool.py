@@ -194,6 +194,19 @@ def test_check_sees_what_has_no_partner(course):
         ("# %%\nimport os\nos._exit(3)\n", ["cell 1 killed its kernel", "os._exit(3)"]),
     ],
 )
+def test_prose_alone_is_built_without_running_anything(course):
+    stored = load(course)
+    write(course, LESSON.replace("# # A lesson", "# # A better lesson"))
+    assert tool(course, "build", "--prose")[0] == 0
+    again = load(course)
+    assert "A better lesson" in again["cells"][0]["source"][0]
+    assert again["cells"][1:] == stored["cells"][1:]
+    assert tool(course, "check")[0] == 0
+    write(course, LESSON.replace("1 / 0", "2 / 0"))
+    code, output = tool(course, "build", "--prose")
+    assert code == 1 and "its code has changed, too" in output
+
+
 def test_a_failed_build_says_where_and_leaves_the_notebook_alone(course, text, complaints):
     before = (course / "notebooks" / "00_a.ipynb").read_bytes()
     write(course, text)

@@ -2,6 +2,7 @@
 
     python tools/notebooks.py build              every notebook
     python tools/notebooks.py build 06           those whose name starts with 06
+    python tools/notebooks.py build --prose 06   where only prose has changed: keeps all outputs
     python tools/notebooks.py check
 
 The text TREE/source/NAME.py (jupytext py:percent) becomes TREE/NAME.ipynb: converted, executed in
@@ -149,13 +150,31 @@ def keep_changed(notebook: Path) -> None:
         print(f"kept as it was in {copy.relative_to(notebook.parent)}; ", end="")
 
 
-def build(source: Path) -> None:
+def take_outputs(notebook: nbformat.NotebookNode, stored: Path) -> None:
+    """Fill in the outputs of the stored notebook; Broken if its code is not the very same."""
+    if not stored.exists():
+        raise Broken("there are no outputs to keep: build it without --prose")
+    code = [
+        [cell for cell in one.cells if cell.cell_type == "code"]
+        for one in (nbformat.read(stored, as_version=4), notebook)
+    ]
+    sources = [[(cell.source, cell.metadata.get("tags")) for cell in cells] for cells in code]
+    if sources[0] != sources[1]:
+        raise Broken("its code has changed, too: build it without --prose")
+    for old, new in zip(*code, strict=True):
+        new.outputs, new.execution_count = old.outputs, old.execution_count
+
+
+def build(source: Path, prose: bool = False) -> None:
     """Source -> executed notebook, written in one piece, or not at all when something is wrong."""
     target = notebook_of(source)
     start = time.monotonic()
     notebook = convert(source)
-    execute(notebook, target.parent)
-    tidy(notebook)
+    if prose:
+        take_outputs(notebook, target)
+    else:
+        execute(notebook, target.parent)
+        tidy(notebook)
     text = nbformat.writes(notebook).rstrip("\n") + "\n"
     if found := faults(notebook, len(text.encode())):
         raise Broken("; ".join(found))
@@ -233,12 +252,12 @@ def sources(root: Path, names: list[str]) -> list[Path]:
     return [p for p in found if not names or any(p.stem.startswith(name) for name in names)]
 
 
-def build_all(root: Path, names: list[str]) -> int:
+def build_all(root: Path, names: list[str], prose: bool = False) -> int:
     failed = 0
     for source in sources(root, names):
         print(f"{notebook_of(source).relative_to(root)}: ", end="", flush=True)
         try:
-            build(source)
+            build(source, prose)
         except Broken as reason:
             failed += 1
             print(f"NOT BUILT, {reason}", flush=True)
@@ -268,14 +287,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Build or check the notebooks.")
     parser.add_argument("--root", type=Path, default=ROOT, help="the folder that holds the trees")
     commands = parser.add_subparsers(dest="command", required=True)
-    names = commands.add_parser("build", help="convert, execute and store").add_argument
-    names("names", nargs="*", metavar="NAME", help="the start of a lesson's name, such as 06")
+    option = commands.add_parser("build", help="convert, execute and store").add_argument
+    option("names", nargs="*", metavar="NAME", help="the start of a lesson's name, such as 06")
+    option("--prose", action="store_true", help="keep the outputs: only prose has changed")
     commands.add_parser("check", help="is every notebook in step with its text?")
     chosen = parser.parse_args(arguments)
     root = chosen.root.resolve()
     if chosen.command == "check":
         return check_all(root)
-    return build_all(root, chosen.names)
+    return build_all(root, chosen.names, chosen.prose)
 
 
 if __name__ == "__main__":
