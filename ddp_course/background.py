@@ -38,6 +38,7 @@ class Background:
         self._supervisor, self._work, self._backend = supervisor, work, backend
         self._make_result, self._result, self._on_end = result, None, on_end
         self._factors, self._brakes = {}, None
+        self._over = threading.Event()  # a Thread.join that is interrupted takes it for ended
         for output in supervisor.state.outputs:
             output.show = self.lines.append
         self._thread = threading.Thread(target=self._drive, name="background run", daemon=True)
@@ -54,15 +55,16 @@ class Background:
 
     @property
     def running(self) -> bool:
-        return self._thread.is_alive()
+        return not self._over.is_set()
 
     def wait(self, seconds: float | None = None):
         """Return the `Run` once the ranks are done, or raise what `launch` would have raised.
 
         Raises TimeoutError, and lets the run go on, after `seconds`.
         """
-        self._thread.join(seconds)
-        if self.running:
+        if seconds is not None and not (isinstance(seconds, int | float) and seconds >= 0):
+            raise ValueError(f"wait for a number of seconds, at least 0, or None: got {seconds!r}.")
+        if not self._over.wait(seconds):
             raise TimeoutError(f"the run goes on: {seconds:g} s were not enough for it.")
         if self.error is not None:
             raise self.error
@@ -72,12 +74,12 @@ class Background:
         """End the run; return when all its ranks are gone."""
         self._post(_raise_stopped)
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._over.wait()
 
     def pause(self) -> None:
         """Stop the ranks' processes where they are, until `resume`."""
-        self.paused = True
-        self._post(self._supervisor.pause)
+        self.paused = self.running
+        self._once_started(lambda: self.paused and self._supervisor.pause())
 
     def resume(self) -> None:
         """Let paused ranks go on."""
@@ -87,7 +89,7 @@ class Background:
     def kill(self, rank: int) -> None:
         """Kill one rank's process, as the system does when it is out of memory."""
         self._check(rank)
-        self._post(lambda: self._with_process(rank, "kill"))
+        self._once_started(lambda: self._with_process(rank, "kill"))
 
     def slow(self, rank: int, factor: float) -> None:
         """Give one rank's process only 1/factor of the time, by stopping it now and then."""
@@ -110,6 +112,10 @@ class Background:
         if self.running:
             self._supervisor.post(action)
 
+    def _once_started(self, action) -> None:
+        """Have `action()` done as soon as all ranks have processes."""
+        self._post(lambda: action() if self._supervisor.started else self._once_started(action))
+
     def _check(self, rank: int) -> None:
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.nproc:
             raise ValueError(f"there is no rank {rank!r}: ranks are 0 to {self.nproc - 1}.")
@@ -131,11 +137,14 @@ class Background:
             self.error = error
             self.state = "stopped" if isinstance(error, errors.Stopped) else "failed"
         finally:
-            self._work = None
-            if self._on_end is not None:
-                self._on_end(self.error)
-            elif self.state == "failed":
-                print(f"{type(self.error).__name__}: {self.error}", file=sys.stderr)
+            self._work, self.paused = None, False
+            try:
+                if self._on_end is not None:
+                    self._on_end(self.error)
+                elif self.state == "failed":
+                    print(f"{type(self.error).__name__}: {self.error}", file=sys.stderr)
+            finally:
+                self._over.set()
 
     def _brake(self) -> None:
         """Stop slowed ranks for their share of each period; psutil notices a pid that is new."""

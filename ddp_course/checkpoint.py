@@ -76,7 +76,7 @@ def load(
     model, another precision, a scaler or scheduler on one side only. With `any_world_size` another
     number of ranks may go on at the start of an epoch; ranks that are new keep their generators.
     """
-    state = _read(Path(path))
+    state = read(Path(path))
     if not any_world_size or state["batches_done"]:
         _check_world_size(path, len(state["generators"]))
     _check_parts(path, state, amp, scheduler)
@@ -129,14 +129,15 @@ def _write(path: Path, state: dict) -> None:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
-        _read(temporary)  # a file that no resume can read is better found now
+        read(temporary)  # a file that no resume can read is better found now
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 
 
-def _read(path: Path) -> dict:
+def read(path: Path) -> dict:
+    """Return what `save` wrote; raise OSError or RuntimeError, in one clear line, if it cannot."""
     with open(path, "rb") as file:  # not there, no permission: the OSError says so
         try:
             state = torch.load(file, map_location="cpu", weights_only=True)

@@ -275,7 +275,8 @@ class Stepper(widgets.VBox):
         except errors.RunError as error:
             self._picture.value = _styled(_failure(error), self._size)
             return
-        self.slider.min, self.slider.max = steps[0], steps[-1]
+        with self.slider.hold_trait_notifications():  # neither may pass the other on the way
+            self.slider.min, self.slider.max = steps[0], steps[-1]
         self.slider.value, self.slider.disabled = steps[0], False
         self._redraw()
 

@@ -37,7 +37,12 @@ PRELOAD_WHEN_IDLE = (
     "torch._inductor",
 )
 
-PERIOD = 0.5  # seconds between two looks whether the kernel still lives
+# A server looks twice a second whether its kernel still lives, whatever it imports meanwhile.
+LEAVE = """
+import os, signal, sys
+signal.signal(signal.SIGALRM, lambda *_: os.getppid() == {kernel} or os._exit(0))
+signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)  # not inherited by what it forks
+"""
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -84,7 +89,8 @@ class Client:
         self._socket, theirs = socket.socketpair()
         course = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         path = [course, *(os.path.abspath(folder) for folder in sys.path)]
-        command = f"import sys; sys.path[:] = {path!r}; from {__name__} import serve; serve(0)"
+        command = LEAVE.format(kernel=os.getpid())  # before the import of torch, which takes long
+        command += f"sys.path[:] = {path!r}\nfrom {__name__} import serve\nserve(0)"
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", command],
@@ -104,16 +110,8 @@ atexit.register(client.close)
 def serve(fd: int) -> None:
     """Be the server: fork a guardian for each descriptor that comes on the socket `fd`."""
     control = socket.socket(fileno=os.dup(fd))
-    kernel = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # guardians are reaped by the system
-
-    def leave_with_kernel(*_):
-        if os.getppid() != kernel:
-            os._exit(0)
-
-    signal.signal(signal.SIGALRM, leave_with_kernel)
-    signal.setitimer(signal.ITIMER_REAL, PERIOD, PERIOD)  # not inherited by what we fork
     for name in PRELOAD:
         __import__(name)
     later = list(PRELOAD_WHEN_IDLE)
@@ -157,14 +155,16 @@ def _guard(run: socket.socket) -> None:
     os.setsid()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    _die_with_parent()
+    leaving = []  # without the server, too, it kills all it has first
+    signal.signal(signal.SIGTERM, lambda *_: leaving.append(True))
+    _die_with_parent(signal.SIGTERM)
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     ranks = {}
     _tell(run, guardian=os.getpid())
-    while True:
+    while not leaving:
         ready, _, _ = select.select([run, wake_read], [], [])
         if run in ready:
             data, fds, _, _ = socket.recv_fds(run, 1, 3)
@@ -195,7 +195,8 @@ def _become_rank(fds):
     from . import rank
 
     os.setsid()  # a group of its own: signals meant for the kernel do not reach it
-    _die_with_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _die_with_parent(signal.SIGKILL)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -249,5 +250,5 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def _die_with_parent():
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _die_with_parent(how: int) -> None:
+    _prctl(_PR_SET_PDEATHSIG, how)

@@ -51,6 +51,8 @@ class Format:
         return 1 + self.exponent + self.fraction
 
 
+STEP = 0.05  # of the slider, in powers of 2
+
 FORMATS = {
     made.name: made
     for made in (
@@ -106,6 +108,8 @@ def rounded(value: float, format: Format) -> float:
     if not math.isfinite(value):
         return value if math.isnan(value) else beyond
     size = abs(value)
+    if size >= 2 * format.largest:
+        return beyond
     exponent = max(math.frexp(size)[1] - 1, 1 - format.bias) if size else 0
     unit = exponent - format.fraction  # of the last place
     number = math.ldexp(round(math.ldexp(size, -unit)), unit)  # round() is to even
@@ -153,6 +157,8 @@ def _neighbour(stored: float, format: Format, way: int) -> float:
 def _number(steps: int, format: Format) -> float:
     """Return the number `steps` numbers away from 0; inf beyond the largest."""
     exponent, fraction = steps >> format.fraction, steps & (2**format.fraction - 1)
+    if exponent - format.bias > 1000:  # beyond Python's own numbers, too
+        return math.inf
     leading = fraction + (2**format.fraction if exponent else 0)
     number = math.ldexp(leading, max(exponent, 1) - format.bias - format.fraction)
     return number if number <= format.largest else math.inf
@@ -170,31 +176,20 @@ def explorer(value: float = 0.1) -> None:
 
     number = ipywidgets.FloatText(value, description="value")
     power = ipywidgets.FloatSlider(
-        _nearest(value) if value else 0, min=-40, max=20, step=0.05,
+        _nearest(value), min=-40, max=20, step=STEP,
         description="its log2", layout={"width": "560px"}, readout_format=".2f",
     )  # fmt: skip
     shown = ipywidgets.HTML(as_html(value))
 
-    moving = []  # the one moves the other: whoever began does not hear the echo
-
-    def follow(action, value):
-        if not moving:
-            moving.append(True)
-            action(value)
-            moving.pop()
-        shown.value = as_html(number.value)
-
     def typed(change):
         if math.isfinite(change["new"]) and change["new"]:
-            follow(lambda value: setattr(power, "value", _nearest(value)), change["new"])
-        else:
-            shown.value = as_html(change["new"])
+            power.value = _nearest(change["new"])
+        shown.value = as_html(change["new"])
 
-    def dragged(change):
-        follow(
-            lambda value: setattr(number, "value", math.copysign(2**value, number.value or 1)),
-            change["new"],
-        )
+    def dragged(change):  # by a step at least: a browser sends back what the slider was set to
+        if number.value and abs(change["new"] - _nearest(number.value)) < STEP / 2:
+            return
+        number.value = math.copysign(2 ** change["new"], number.value or 1)
 
     number.observe(typed, "value")
     power.observe(dragged, "value")
@@ -203,7 +198,9 @@ def explorer(value: float = 0.1) -> None:
 
 def _nearest(value: float) -> float:
     """Return log2 of a value where a slider can stand: off its steps it would move by itself."""
-    return min(20.0, max(-40.0, round(20 * math.log2(abs(value))) / 20))
+    if not value or not math.isfinite(value):
+        return 0.0
+    return min(20.0, max(-40.0, round(math.log2(abs(value)) / STEP) * STEP))
 
 
 def as_text(value: float) -> str:

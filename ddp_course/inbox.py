@@ -67,7 +67,7 @@ class Inbox:
 
     def pump(self, seconds: float) -> None:
         """Handle what ranks have sent and how they ended; wait at most `seconds` for something."""
-        while not self._posted.empty():
+        for _ in range(self._posted.qsize()):  # what is posted meanwhile has its turn next time
             self._posted.get()()
         ended = self._ranks.exits() if self._ranks.events is None else {}
         for key, _ in self._selector.select(seconds):

@@ -5,6 +5,7 @@ What cannot work is refused here, before any process starts. `supervisor` then d
 
 import contextlib
 import inspect
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -61,6 +62,7 @@ def launch(
             "launch() was called inside a rank: ranks cannot launch ranks. Call it in the notebook."
         )
     check_nproc(nproc)
+    _check_environment()
     work = _pack(fn, args, kwargs, timeout, on_record)
     if processes.can_fork():
         fork_server.client.start()  # it imports torch while we do
@@ -92,6 +94,16 @@ def check_nproc(nproc) -> None:
         warnings.warn(
             f"nproc={nproc} on {cores()} core(s): ranks will mostly wait for one another.",
             stacklevel=3,
+        )
+
+
+def _check_environment() -> None:
+    """Raise ValueError for a variable that PyTorch would refuse in every rank."""
+    level = os.environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF")
+    if level.upper() not in ("OFF", "INFO", "DETAIL"):
+        raise ValueError(
+            f"TORCH_DISTRIBUTED_DEBUG={level} is set in this notebook, and PyTorch refuses that: "
+            'os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF", "INFO" or "DETAIL".'
         )
 
 

@@ -76,6 +76,10 @@ class View:
         """Take one record, with at least step and loss, and draw, if it is time to."""
         if not {"step", "loss"} <= record.keys():
             raise ValueError("a live view draws records with step and loss: report(step=…, loss=…)")
+        for name in ("step", "steps", "loss", "local_loss", "loss_scale", "samples_per_s"):
+            value = record.get(name, 0)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"a live view draws numbers: {name} is {value!r}.")
         self.records.append(record)
         if record["rank"] == 0:
             draw = self._move_bar if self._id is None else self._draw
@@ -126,7 +130,7 @@ def panels(records: list[dict], size: int = 14) -> str:
     if any(record.get("loss_scale", 1) != 1 for record in first):  # fp32 and bf16 have none
         content += loss_scale(first, **box)
     if "samples_per_s" in first[0]:
-        speeds = [record["samples_per_s"] for record in first]
+        speeds = [record["samples_per_s"] for record in first if "samples_per_s" in record]
         title = f"{speeds[-1]:,.0f} samples/s"
         content += chart(title, [(speeds, "black", 1.5)], from_zero=True, **box)
     if "communication" in first[-1]:

@@ -180,7 +180,7 @@ def _run(work: bytes, check_order: bool):
         moment = _channel.clock()
         _channel.send("failing")  # to describe an error can take longer than others take to fail
         _flush()
-        if re.search("start new thread|[Tt]emporarily unavailable", str(error)):
+        if re.search("start new thread|[Tt]emporarily unavailable", _said(error)):
             error.add_note(NO_THREADS)
         _channel.send("error", moment=moment, chain=describe(error), log=flight.log(RECENT))
     return group
@@ -220,13 +220,20 @@ def describe(error: BaseException) -> list[dict]:
     chain, seen, link = [], set(), ""
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        lines = traceback.format_exception_only(type(error), error)
         frames = _frames(traceback.walk_tb(error.__traceback__))
-        chain.append({"link": link, "frames": frames, "text": "".join(lines).rstrip()})
+        chain.append({"link": link, "frames": frames, "text": _said(error)})
         link = "cause" if error.__cause__ is not None else "context"
         hidden = error.__cause__ is None and error.__suppress_context__
         error = None if hidden else error.__cause__ or error.__context__
     return chain
+
+
+def _said(error: BaseException) -> str:
+    """Return an exception's type and message, whatever its own __str__ does, and its notes."""
+    text = "".join(traceback.format_exception_only(type(error), error)).rstrip()
+    if isinstance(error, BaseExceptionGroup):
+        text += "".join(f"\n  {n}. {_said(one)}" for n, one in enumerate(error.exceptions, 1))
+    return text
 
 
 def _frames(walk) -> list[tuple[str, int, str]]:

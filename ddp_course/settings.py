@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from . import data, models
+from . import checkpoint, data, models
 from .amp import PRECISIONS, MixedPrecision
 from .process_group import this_rank
 
@@ -95,6 +95,11 @@ class Settings:
         if not self.checkpoint:
             return
         path = Path(self.checkpoint)
+        if path.is_file() and self.resume:
+            try:
+                checkpoint.read(path)
+            except (OSError, RuntimeError) as error:
+                raise ValueError(f"cannot resume: {error}.") from None
         if path.exists() and not self.resume:
             raise ValueError(
                 f"{path} exists: --resume goes on from it (resume=True), or choose another name."

@@ -161,6 +161,11 @@ class Supervisor:
             self._paused_at = self._inbox.clock()
             self._ranks.each("suspend")
 
+    @property
+    def started(self) -> bool:
+        """Whether all ranks have processes by now."""
+        return len(self.pids) == self.state.nproc
+
     def resume(self) -> None:
         """Let the ranks' processes go on."""
         if self._paused_at is not None:

@@ -224,6 +224,8 @@ def _absent(state) -> str:
     absent = [number for number in range(state.nproc) if number not in waiting]
     if not waiting or not absent:
         return ""
-    names = " and ".join(sorted(set(waiting.values())))
-    never = ", ".join(f"rank {number}" for number in absent)
-    return f"{names} needs every rank: {never} never called it."
+    kinds, never = set(waiting.values()), ", ".join(f"rank {number}" for number in absent)
+    for name, other in (("recv", "send"), ("send", "recv")):
+        if kinds == {name}:
+            return f"A {name} needs a {other} on the other rank: {never} has none under way."
+    return f"{' and '.join(sorted(kinds))} needs every rank: {never} never called it."

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from kernels import Kernel, gone
+from kernels import CellError, Kernel, gone
 
 from ddp_course import RankError, dials, launch, report
 from ddp_course.errors import Stopped
@@ -233,3 +233,53 @@ def test_in_a_kernel():
         assert ranks and gone(ranks, timeout=5)
     finally:
         kernel.close()
+
+
+def test_a_rank_can_be_killed_before_it_has_started():
+    run, _ = begin()
+    run.kill(1)
+    with pytest.raises(RankError, match="rank 1 died of SIGKILL"):
+        run.wait(60)
+
+
+def test_a_run_can_be_paused_before_it_has_started():
+    run, reports = begin()
+    run.pause()
+    while len(pids := run._supervisor.pids) < 2:
+        pass
+    ranks = [psutil.Process(pid) for pid in pids.values()]
+    while {rank.status() for rank in ranks} != {psutil.STATUS_STOPPED}:
+        assert run.running and run.paused
+    run.resume()
+    reports.wait_for(lambda record: record["rank"] == 1)
+    run.stop()
+    run.pause()
+    assert not run.paused  # a run that is over
+
+
+@pytest.fixture
+def kernel():
+    kernel = Kernel()
+    yield kernel
+    kernel.close()
+
+
+def test_an_interrupted_wait_leaves_the_run_as_it_is(kernel):
+    kernel.run("from ddp_course import launch\nimport time\n"
+               "def worker():\n    while True: time.sleep(0.01)\n")  # fmt: skip
+    request = kernel.start("run = launch(worker, wait=False)\nprint('up', flush=True)\nrun.wait()")
+    kernel.wait_for("up")
+    kernel.manager.interrupt_kernel()
+    with pytest.raises(CellError, match="KeyboardInterrupt"):
+        kernel.finish(request)
+    assert "True" in kernel.run("print(run.running)")
+    assert "False" in kernel.run("run.stop()\nprint(run.running)")
+    assert gone(kernel.left())
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), "long"])
+def test_a_wait_needs_a_time(seconds):
+    run, _ = begin()
+    with pytest.raises(ValueError, match="wait for a number of seconds"):
+        run.wait(seconds)
+    run.stop()

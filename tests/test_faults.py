@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 
@@ -291,6 +292,32 @@ def test_a_killed_kernel_leaves_nothing(own_kernel, when):
         own_kernel.wait_for("[rank 1] up")
     psutil.Process(own_kernel.pid).kill()
     assert gone(marked(own_kernel.mark))
+
+
+@pytest.mark.parametrize("end", ["killed", "shut down"])
+@pytest.mark.parametrize("wait", [True, False])
+def test_what_ranks_started_ends_with_the_kernel(own_kernel, end, wait):
+    own_kernel.start(
+        "def worker():\n"
+        "    for _ in range(10):\n"
+        "        subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+        "    dist.barrier()\n"
+        "    time.sleep(1000)\n"
+        f"run = launch(worker, timeout=None, wait={wait})"
+    )
+
+    def sleepers():
+        return [p for p in marked(own_kernel.mark) if p.name() == "sleep"]
+
+    deadline = time.monotonic() + 60
+    while len(sleepers()) < 20:
+        assert time.monotonic() < deadline
+    family = sleepers()
+    if end == "killed":
+        psutil.Process(own_kernel.pid).kill()
+    else:
+        own_kernel.manager.shutdown_kernel(now=wait)  # a busy kernel would not hear of it
+    assert gone(family)
 
 
 # from a script

@@ -90,3 +90,8 @@ def test_the_share_that_becomes_zero_is_what_fp16_makes_zero():
 def test_what_cannot_be_drawn(gradients, scale, says):
     with pytest.raises(ValueError, match=says):
         plots.gradient_histogram(gradients, loss_scale=scale)
+
+
+@pytest.mark.parametrize("value", [1.7976931348623157e308, -1e300, math.inf, math.nan])
+def test_any_number_has_a_table(value):
+    assert "fp32" in as_text(value) and "fp32" in as_html(value)

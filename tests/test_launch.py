@@ -503,3 +503,39 @@ def test_what_is_no_plain_function_is_refused(kind):
 
     with pytest.raises(TypeError, match="give launch\\(\\) a plain function"):
         launch(coroutine if kind == "async" else generator)
+
+
+def test_an_exception_that_cannot_be_printed_is_told_with_its_line():
+    def worker():
+        class Silent(Exception):
+            def __str__(self):
+                raise RuntimeError("no")
+
+        raise Silent  # here
+
+    with pytest.raises(RankError, match=r"raise Silent  # here(.|\n)*Silent: <exception str"):
+        launch(worker)
+
+
+def test_a_group_of_exceptions_is_told_whole():
+    def worker():
+        raise ExceptionGroup("many", [ValueError("one"), TypeError("two")])
+
+    with pytest.raises(RankError, match=r"1\. ValueError: one\n  2\. TypeError: two"):
+        launch(worker)
+
+
+@pytest.mark.parametrize(("name", "other"), [("recv", "send"), ("send", "recv")])
+def test_point_to_point_is_not_asked_of_every_rank(name, other):
+    def worker():
+        if dist.get_rank() == 0:
+            getattr(dist, name)(torch.ones(1 << 22), 1)
+
+    with pytest.raises(HangError, match=f"A {name} needs a {other} on the other rank: rank 1"):
+        launch(worker, timeout=20)
+
+
+def test_a_variable_that_pytorch_refuses_is_named(monkeypatch):
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "1")
+    with pytest.raises(ValueError, match="TORCH_DISTRIBUTED_DEBUG=1 is set in this notebook"):
+        launch(int)

@@ -114,3 +114,18 @@ def test_what_is_not_finite_is_drawn_at_the_edge():
 def test_time_left_follows_from_the_steps_done():
     html = live.panels([record(0), record(50)])
     assert "step 51 of 100, 00:04 left" in html
+
+
+def test_fields_may_come_and_go_and_numbers_be_huge(displayed):
+    view = live.View()
+    view._pace.draw = lambda drawing: drawing()
+    view({"rank": 0, "step": 0, "loss": 1e308, "samples_per_s": 5})
+    view({"rank": 0, "step": 1, "loss": -1e308})
+    view({"rank": 0, "step": 2, "loss": float("inf"), "local_loss": -1e308})
+
+
+@pytest.mark.parametrize("field", [{"loss": None}, {"loss": "x"}, {"loss_scale": None}])
+def test_what_is_no_number_is_named(field):
+    (name,) = field
+    with pytest.raises(ValueError, match=f"a live view draws numbers: {name} is"):
+        live.View()({"rank": 0, "step": 0, "loss": 1.0} | field)

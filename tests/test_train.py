@@ -328,11 +328,20 @@ def test_a_bad_value_is_one_line_and_exit_code_2(arguments, line):
     assert line in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_a_failing_rank_gives_exit_code_1(tmp_path):
+@pytest.mark.parametrize("module", ["ddp_course", "ddp_course.train"])
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04junk"])
+def test_a_damaged_checkpoint_is_one_line(tmp_path, module, content):
     file = tmp_path / "broken.pt"
-    file.write_bytes(b"not a checkpoint")
-    done = command("ddp_course", "train", "--checkpoint", str(file), "--resume")
-    assert done.returncode == 1 and "broken.pt" in done.stderr
+    file.write_bytes(content)
+    train = ["train"] if module == "ddp_course" else []
+    done = command(module, *train, "--checkpoint", str(file), "--resume")
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert "broken.pt is damaged" in done.stderr
+
+
+def test_a_failing_rank_gives_exit_code_1(tmp_path):
+    done = command("ddp_course", "train", "--timeout", "0.01")
+    assert done.returncode == 1 and "no result after 0.01 s" in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [[], ["train"], ["doctor"], ["lab"]])

@@ -4,7 +4,6 @@ Plain functions from numbers to text, for `live` views and control panels; any t
 """
 
 import html
-import math
 
 from .drawing import SKIPPED, say
 
@@ -67,9 +66,9 @@ def chart(
 
 
 def _range(curves, from_zero) -> tuple[float, float]:
-    finite = [value for values in curves for value in values if math.isfinite(value)]
+    finite = [v for values in curves for v in values if abs(v) < 1e300]  # else no difference is
     low, high = min([0, *finite] if from_zero else finite, default=0), max(finite, default=1)
-    return (low, high) if high > low else (low, low + 1)
+    return (low, high) if high > low else (low, low + max(1, abs(low) / 2))  # 1e300 + 1 is 1e300
 
 
 def _free(y: float, taken: list, size: float, height: float) -> float:
