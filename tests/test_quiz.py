@@ -310,3 +310,8 @@ def test_wrong_arguments_are_told_in_one_line(call, error, said):
     with pytest.raises(error, match=re.escape(said)) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "value"), [("2^14", 16384), ("2**-3", 0.125), ("1 024", 1024)])
+def test_numbers_as_people_write_them(text, value):
+    assert parse(text) == value

@@ -176,4 +176,5 @@ def _become_server(fd: int):
         os.dup2(os.open(os.devnull, os.O_WRONLY), target)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     sandbox.open_memory()
+    exec(fork_server.LEAVE.format(kernel=os.getppid()))
     fork_server.serve(0)

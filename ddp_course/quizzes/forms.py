@@ -68,7 +68,10 @@ def parse(text: str, unit: str = "") -> float:
     for (0.04 TB) are converted.
     """
     text = text.strip().replace("−", "-").replace("\N{NO-BREAK SPACE}", " ")
+    text = re.sub(r"(?<=\d)[ _](?=\d{3}(?!\d))", "", text)  # 1 024, 1_024
     digits = r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+    if power := re.fullmatch(r"(\d+)\s*(?:\^|\*\*)\s*([-+]?\d{1,3})", text):
+        return float(power[1]) ** int(power[2])
     found = re.fullmatch(rf"({digits})(?:\s*/\s*({digits}))?\s*(.*)", text)
     if not found:
         raise ValueError("Give a number, such as 40, 1/3 or 4e9.")

@@ -31,7 +31,7 @@
 print("looking at this machine …")
 from ddp_course import doctor
 
-healthy = doctor.main([])
+healthy = doctor.main()
 assert healthy == 0, "the lines marked above say what to fix before you go on"
 
 # %% [markdown]

@@ -62,8 +62,28 @@ bytes_per_weight.compare(measured, title="AdamW holds four numbers for every wei
 
 # %% [markdown]
 # Sixteen bytes, four numbers for each weight: the weight, its gradient, and two that AdamW remembers, a running mean of the gradient and
-# one of its square. Nothing of it can be thrown away between steps, except the gradient.
-#
+# one of its square. Nothing of it can be thrown away between steps, except the gradient. Two kinds of weights cost less. A *frozen* one
+# (`requires_grad_(False)`) gets no gradient, so the optimizer remembers nothing for it. A *tied* one, the same tensor in two places, is one
+# tensor and counts once:
+
+# %%
+frozen = torch.nn.Linear(64, 64, bias=False).requires_grad_(False)
+free = torch.nn.Linear(64, 64, bias=False)
+tied = torch.nn.Linear(64, 64, bias=False)
+tied.weight = free.weight
+both = torch.nn.Sequential(frozen, free, tied)
+optimizer = torch.optim.AdamW(both.parameters())
+both(torch.randn(8, 64)).sum().backward()
+optimizer.step()
+
+remembered = [p for p in both.parameters() if optimizer.state[p]]
+assert frozen.weight.grad is None and len(remembered) == 1
+assert models.parameters_of(both) == 2 * 64 * 64  # not three times
+print(
+    "of three layers:", models.parameters_of(both), "weights,", len(remembered), "state"
+)
+
+# %% [markdown]
 # > **Predict.** Plain SGD remembers nothing. SGD with momentum remembers one number. Which order do you expect, from the least memory to the
 # > most?
 
@@ -168,7 +188,8 @@ assert counted.activations > rest
 
 # %% [markdown]
 # Within a few percent, and more than weights, gradients and optimizer state together. (The factors before the 34 are the numbers
-# that pass from layer to layer: layers × tokens × samples × width. Each costs 34 bytes. `"selective"` says that attention does not
+# that pass from layer to layer: layers × tokens × samples × width. For each of
+# them, the paper counts, backward needs 34 bytes of what a layer computed. `"selective"` says that attention does not
 # keep its matrix of all pairs of tokens: our GPT does not, like flash attention on a GPU. One that does keeps 5 × heads × tokens / width
 # bytes more for each of these numbers.)
 #
@@ -278,7 +299,7 @@ years.compare(
 calculators.training_time()
 
 # %% [markdown]
-# The last line of arithmetic is too friendly: it divides by the number of GPUs as if they never waited for each other. Lesson 10 measures
+# The calculator's last line is too friendly: it divides by the number of GPUs as if they never waited for each other. Lesson 10 measures
 # how much of it is true.
 #
 # ## 5. Bigger batches, and what they are called
@@ -373,8 +394,8 @@ share.compare("as much as one process alone")
 # Not a byte less. **Cause.** DDP shares out the *samples*; model, gradients and optimizer are on every rank, whole. A model that is too
 # big for one GPU is too big for DDP on a thousand. (DDP even adds buffers for its messages, which are not counted here.)
 #
-# **Fix.** Share out the state as well. ZeRO stage 1 shares out the optimizer state, FSDP (ZeRO stage 3) all three. The code is above;
-# lesson 13 explains it.
+# **Fix.** Share out the state as well. ZeRO stage 1 shares out the optimizer state, stage 2 the gradients too, FSDP (ZeRO stage 3) all three. The code
+# for 1 and 3 is above; lesson 13 explains it.
 
 # %% tags=["nbval-ignore-output"]
 bars = {"one process": alone}
@@ -419,7 +440,7 @@ plots.memory_ledger(
 # | strategy | what is split | what is communicated | when it is used |
 # | --- | --- | --- | --- |
 # | **data** (DDP) | the samples of the global batch | gradients, averaged once an optimizer step | the model fits on one GPU: begin here |
-# | **sharded data** (ZeRO, FSDP) | the samples, and also optimizer state, gradients, weights | weights gathered for the layer at work, gradients reduced to their owner | the model's state does not fit, a layer does |
+# | **sharded data** (ZeRO, FSDP) | the samples, and also optimizer state, gradients, weights | weights gathered for the layer at work, gradients reduced to the rank that keeps that part | the model's state does not fit, a layer does |
 # | **tensor** | the matrices inside each layer | activations, several times in every layer | one layer is too big or too slow; GPUs of one node with fast links |
 # | **pipeline** | the layers, in stages | activations to the next stage, their gradients back | very deep models over many nodes; sends little, but stages wait at the start and the end |
 # | **sequence, context** | the positions of each sequence | keys and values (or queries) in attention | sequences so long that their activations do not fit |
@@ -444,7 +465,7 @@ quiz.ask("01_why_distributed")
 # %% [markdown]
 # ## Exercise
 #
-# `exercises/01_memory_ledger`: write the ledger yourself. Given a model, an optimizer and a number of ranks, say what each rank holds
+# [01_memory_ledger](../exercises/01_memory_ledger.ipynb): write the ledger yourself. Given a model, an optimizer and a number of ranks, say what each rank holds
 # under DDP and under ZeRO's stages; it is checked against what real ranks allocate.
 #
 # ## How this looks on several GPUs and nodes

@@ -863,7 +863,7 @@ quiz.ask("02_processes_and_collectives")
 # %% [markdown]
 # ## Exercise
 #
-# `02_ring_all_reduce`: write the ring yourself, for any number of ranks and any size of tensor. It is checked for the sum, for the
+# [02_ring_all_reduce](../exercises/02_ring_all_reduce.ipynb): write the ring yourself, for any number of ranks and any size of tensor. It is checked for the sum, for the
 # same bits on every rank, for the bytes that each rank sends, and for not hanging.
 #
 # ## How this looks on several GPUs and nodes

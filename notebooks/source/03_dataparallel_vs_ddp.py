@@ -154,6 +154,18 @@ assert max(gaps.values()) < 1e-12  # rounding of float64
 
 # %% [markdown]
 # Both are right, to rounding. So the difference is not in *what* they compute. It is in what it costs.
+#
+# One thing to know before the exercise: here both parts were equally large. DDP averages the ranks' gradients, so with unequal parts it gives
+# the mean of the parts' means; `DataParallel` has one loss, over all outputs. And parts are not all alike:
+
+# %%
+whole = torch.tensor([1.0, 2.0, 3.0, 10.0])
+parts = whole.tensor_split(3)
+print("three parts:", [part.tolist() for part in parts])
+print("chunk makes", len(whole.chunk(3)), "of them; tensor_split makes", len(parts))
+of_means = torch.stack([part.mean() for part in parts]).mean()
+print(f"mean of the means {of_means:.3f}, mean of all {whole.mean():.3f}")
+assert len(whole.chunk(3)) == 2 and len(parts) == 3 and of_means != whole.mean()
 
 # %% [markdown]
 # ## 3. Threads take turns
@@ -668,7 +680,7 @@ else:
 # | gradients | equal to one process | equal to one process | 2 |
 # | Python code | takes turns (GIL) | runs at the same time | 3 |
 # | the model is copied | in every forward | once, at the start | 1, 2 |
-# | wire, per step | 2 (N − 1) models, all through device 0 | less than 4 in and out for each rank | 4 |
+# | wire, per step | 2 (N − 1) models, all through device 0 | less than 4 models in and out of each rank | 4 |
 # | loss and optimizer | on device 0 | on every rank, for its own part | 2, 5 |
 # | memory | device 0 full, others not | the same on all ranks | 5 |
 # | what the model notes in forward | lost with the replica | stays | 5 |
@@ -688,8 +700,8 @@ quiz.ask("03_dataparallel_vs_ddp")
 # %% [markdown]
 # ## Exercise
 #
-# `03_dp_vs_ddp`: turn a training step with `DataParallel` into one with DDP. It is checked for equal gradients, for the right part of
-# the batch on each rank, and for a counter in the model that counts.
+# [03_dp_vs_ddp](../exercises/03_dp_vs_ddp.ipynb): turn a training step with `DataParallel` into one with DDP, which gives the same gradients and
+# the same loss, also when the batch does not divide by the number of ranks.
 #
 # ## How this looks on several GPUs and nodes
 #

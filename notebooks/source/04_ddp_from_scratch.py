@@ -84,7 +84,7 @@ def distances(run):
     return [record["distance"] for record in run.records if record["rank"] == 0]
 
 
-never, both = (distances(run) for run in runs.values())
+never, both = distances(runs["never averaged"]), distances(runs["averaged"])
 assert never[0] == 0  # the same weights at the start
 for step in (10, 20, 40):
     assert never[step] > never[step // 2] > 0  # and further apart all the time
@@ -288,6 +288,12 @@ class Overlapped(nn.Module):
 # %%
 show.source(ddp.BucketedDDP._collect, ddp.BucketedDDP._next, ddp.BucketedDDP.finish)
 
+# %% [markdown]
+# A `Bucket` is the flat tensor, and notes which of its gradients have come:
+
+# %%
+show.source(ddp.Bucket.__init__, ddp.Bucket.add, ddp.Bucket.give_back)
+
 # %%
 show.source(ddp.make_buckets, ddp.all_reduce_mean)
 
@@ -469,9 +475,9 @@ def around_the_wrapper(careless, steps=30):
     for step, (x, y) in zip(range(steps), loader, strict=False):
         loss = F.cross_entropy(model.module(x) if careless else model(x), y)
         loss.backward()
+        report(step=step, distance=distance(model), loss=loss)
         optimizer.step()
         optimizer.zero_grad()
-        report(step=step, distance=distance(model), loss=loss)
 
 
 through = {
@@ -691,9 +697,9 @@ quiz.ask("04_ddp_from_scratch")
 # %% [markdown]
 # ## Exercises
 #
-# * [04_average_gradients](../exercises/04_average_gradients.ipynb): keep the ranks of a given loop equal, also when the network has
-#   tied and frozen weights and when the ranks hold unequal numbers of samples.
-# * `04_bucketed_ddp`: write the hooks and the buckets of your own DDP. It is checked against PyTorch's.
+# * [04_average_gradients](../exercises/04_average_gradients.ipynb): keep the ranks of a given loop equal, also when some weights are frozen.
+# * [04_bucketed_ddp](../exercises/04_bucketed_ddp.ipynb): write the hooks and the buckets of your own DDP. It is checked against the mean
+#   that PyTorch's gives, and for sending while backward still runs.
 #
 # ## How this looks on several GPUs and nodes
 #

@@ -40,8 +40,8 @@ def deal(samples, rank, world_size, epoch=0, shuffle=True, seed=0):
     if shuffle:
         generator = torch.Generator().manual_seed(seed + epoch)
         order = torch.randperm(samples, generator=generator).tolist()
-    missing = -samples % world_size  # so that all ranks get equally many
-    order += order[:missing]
+    missing = -samples % world_size  # so that all ranks get equally many:
+    order += (order * missing)[:missing]  # from the front, round and round if need be
     return order[rank::world_size]
 
 
@@ -65,7 +65,8 @@ def compare(samples, epoch, shuffle):
     return list(sampler) == deal(samples, rank, world_size, epoch, shuffle)
 
 
-for case in ((24, 0, True), (24, 3, True), (22, 1, True), (22, 0, False)):
+cases = ((24, 0, True), (24, 3, True), (22, 1, True), (22, 0, False), (1, 0, True))
+for case in cases:
     assert launch(compare, *case, nproc=4).values == [True] * 4
 print("deal() and DistributedSampler agree on every rank")
 
@@ -227,9 +228,11 @@ changes = predict.choose(
 
 
 # %%
+@torch.no_grad()  # no graph is kept
 def accuracy(weights, which, exact):
     model = models.MLP(width=64)
     model.load_state_dict(weights)
+    model.eval()  # dropout and BatchNorm, if there are any, hold still
     x, y = data.digits()[1].tensors
     mine = each_once(len(which)) if exact else dealt(len(which))
     mine = which[mine]
@@ -258,7 +261,8 @@ changes.compare("lower with more ranks")
 # 10,048, enough to differ in the fourth digit from what everybody else reports.
 #
 # **Fix:** deal without padding, add up *counts* over the batches, and all-reduce the two sums once at the end. Ranks may then hold different numbers of
-# samples, which is why no collective may stand inside the loop. `data.exact_shard` is that deal, as a loader:
+# samples, which is why no collective may stand inside the loop. (In the middle of a training, put the model back into the mode it came in.)
+# `data.exact_shard` is that deal, as a loader: a plain `range` serves as its sampler.
 
 # %%
 from ddp_course import show
@@ -541,7 +545,8 @@ weight.compare(6 / 2, title="A sample on rank 1 counts three times", source="com
 # The mean of two means is the mean only when both are of equally many. Rank 0's six samples share half of the average, a twelfth each; rank 1's two share the
 # other half, a quarter each. Three times as much.
 #
-# **Fix.** Each rank *sums* its losses and divides by what DDP will make of it: the global count over the world size. The average over ranks is then the sum of all over the count of all.
+# **Fix.** Each rank *sums* its losses and divides the sum by the global count over the world size. DDP adds up these quotients and divides by the world size: the sum of all, over the
+# count of all.
 # With text it matters most: sequences have different lengths, and it is *tokens* that count (lesson 07). In the package, the divisor is this:
 
 # %%
@@ -562,8 +567,8 @@ quiz.ask("05_sharding_data")
 # %% [markdown]
 # ## Exercises
 #
-# * `05_shard_indices`: write the deal, with shuffling, epochs and padding, so that ranks agree without talking.
-# * `05_exact_accuracy`: an accuracy that is the same on any number of ranks, also when a rank has nothing to do.
+# * [05_shard_indices](../exercises/05_shard_indices.ipynb): write the deal, with shuffling, epochs and padding, so that ranks agree without talking.
+# * [05_exact_accuracy](../exercises/05_exact_accuracy.ipynb): an accuracy that is the same on any number of ranks, also when a rank has nothing to do.
 #
 # ## How this looks on several GPUs and nodes
 #

@@ -156,7 +156,8 @@ for one, other in halves.values():
 
 # %% [markdown]
 # The thin lines scatter around the thick one. Whoever reads rank 0's line as the loss, reads noise. The fix is the
-# `all_reduce` in the loop. It costs a message, so long runs do it every so many steps.
+# `all_reduce` in the loop. It costs a message, so long runs do it every so many steps. For the loss of a whole epoch, add up loss × samples and
+# samples on each rank, and all-reduce the two sums once (lesson 05): the last batch may be smaller.
 
 # %% [markdown]
 # ## 4. Break it: evaluation on rank 0
@@ -578,7 +579,7 @@ quiz.ask("06_ddp_training_loop")
 # %% [markdown]
 # ## Exercise
 #
-# `06_train_ddp`: turn a loop for one process into one for any number of ranks that learns the same.
+# [06_train_ddp](../exercises/06_train_ddp.ipynb): turn a loop for one process into one for any number of ranks that learns the same.
 #
 # ## How this looks on several GPUs and nodes
 #

@@ -619,6 +619,38 @@ assert naive > 0.05 and exact < 1e-12
 show.source(accumulation.Window.divisor)
 
 # %% [markdown]
+# Two things people try instead. All-reducing the *loss* before `backward`: `all_reduce` adds up values, and autograd knows nothing of the
+# other ranks, so not a bit of the gradient changes (PyTorch warns). And leaving out a micro-batch that holds padding only: under DDP every rank
+# must run backward as often as the others, and the sum over no tokens is 0, with a gradient of 0.
+
+
+# %% tags=["nbval-ignore-output"]
+def loss_all_reduced(first):
+    model = DistributedDataParallel(small_gpt())
+    loss = token_loss(model, *sentences(dist.get_rank())[0], "sum")
+    if first:
+        dist.all_reduce(loss)
+    loss.backward()
+    return gradient(model)
+
+
+assert torch.equal(
+    *(launch(loss_all_reduced, first).values[0] for first in (True, False))
+)
+
+model = small_gpt()
+x, y = sentences(0)[0]
+loss = token_loss(model, x, torch.full_like(y, PAD), "sum")
+loss.backward()
+print(
+    "padding only: loss",
+    loss.item(),
+    "largest gradient",
+    gradient(model).abs().max().item(),
+)
+assert loss.item() == 0 and not gradient(model).any()
+
+# %% [markdown]
 # ## 8. Break it: a fix that eats the memory
 #
 # A repair that one meets: "I know the number of tokens only at the end, so I add up all losses, divide, and call `backward` once."
@@ -763,8 +795,8 @@ quiz.ask("07_gradient_accumulation")
 # ## Exercises
 #
 # * [07_accumulate_window](../exercises/07_accumulate_window.ipynb): one window, however ragged, whose gradient is that of the whole batch.
-# * `07_no_sync_window`: the same under DDP, with one all-reduce for each bucket and window, and not one more.
-# * `07_token_mean`: the exact token mean over micro-batches and ranks, without keeping graphs.
+# * [07_no_sync_window](../exercises/07_no_sync_window.ipynb): the same under DDP, with one all-reduce for each bucket and window, and not one more.
+# * [07_token_mean](../exercises/07_token_mean.ipynb): the exact token mean over micro-batches and ranks, without keeping graphs.
 #
 # ## How this looks on several GPUs and nodes
 #

@@ -712,8 +712,8 @@ quiz.ask("08_mixed_precision")
 # %% [markdown]
 # ## Exercises
 #
-# * `08_dynamic_scaler`: write the scaler of section 4 so that several optimizers and ranks can use it.
-# * `08_amp_step`: put the lines of one training step in the right order, and tell the schedule what happened.
+# * [08_dynamic_scaler](../exercises/08_dynamic_scaler.ipynb): write the scaler of section 4 so that several optimizers and ranks can use it.
+# * [08_amp_step](../exercises/08_amp_step.ipynb): put the lines of one training step in the right order, and tell the schedule what happened.
 #
 # ## How this looks on several GPUs and nodes
 #

@@ -71,7 +71,8 @@ show.diff(plain_window, right)
 #
 # ## 2. Move a line
 #
-# Five variants. In each of them one thing stands elsewhere, as it does in real scripts. The difference to `right` stands below each.
+# Five variants, as real scripts have them. In each, one line stands elsewhere; in some, what went with it is missing as well: the clipping
+# where the step comes early, the question whether a step was skipped. The difference to `right` stands below each.
 #
 # > **Predict.** Read each difference before you read on: error, wrong result, or only slow?
 
@@ -553,8 +554,8 @@ quiz.ask("09_all_together")
 # %% [markdown]
 # ## Exercises
 #
-# * `09_full_step`: write one window of the whole loop, with every line in its place.
-# * `09_resume`: save and load everything, so that the resumed run ends with the same bits.
+# * [09_full_step](../exercises/09_full_step.ipynb): write one window of the whole loop, with every line in its place.
+# * [09_resume](../exercises/09_resume.ipynb): save and load everything, so that the resumed run ends with the same bits.
 #
 # ## How this looks on several GPUs and nodes
 #
