@@ -77,7 +77,7 @@ def check_signature(exercise: Exercise, fn) -> None:
         raise TypeError(f"check needs your function {wanted}, not {fn!r}.")
     try:
         inspect.signature(fn).bind(*exercise.parameters)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # ValueError: a builtin that tells no signature
         raise TypeError(f"it will be called as {wanted}: {error}.") from None
 
 
@@ -88,9 +88,9 @@ def try_case(case: Case, fn: Callable, seed: int) -> str | None:
             run = launch(_on_rank, case.run, fn, seed, nproc=world_size, timeout=SECONDS)
             wrong = case.judge(run.values, world_size, seed)
         except HangError as error:
-            wrong = hung(case, str(error))
+            wrong = hung(case, world_size, str(error))
         except RankError as error:
-            wrong = raised(case, str(error), error.traceback)
+            wrong = raised(case, world_size, str(error), error.traceback)
         if wrong:
             return f"with {world_size} rank{'s' * (world_size > 1)}: {wrong}"
     return None

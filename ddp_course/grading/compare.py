@@ -49,6 +49,11 @@ def tell(what: str, rank: int, actual, expected, allowed: float = 1e-10) -> str:
     return f"rank {rank}: {what} is off by up to {most:.3g} ({allowed:.0e} is allowed)."
 
 
+def many(number: int, noun: str) -> str:
+    """Return "1 sample", "2 samples"."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def _tensor(value) -> torch.Tensor:
     return torch.as_tensor(value, dtype=torch.float64).detach()
 

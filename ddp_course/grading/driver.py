@@ -165,9 +165,9 @@ class Driver:
         name, number, world = self._at
         told, case = self.told[name], self.exercises[name].cases[number]
         if kind == "hang":
-            return hung(case, str(head.get("text")))
+            return hung(case, world, str(head.get("text")))
         if kind == "error":
-            return raised(case, marks.theirs(str(head.get("text"))), str(head.get("trace")))
+            return raised(case, world, str(head.get("text")), str(head.get("trace")))
         told.left |= {clean(str(left)) for left in head.get("left", ())}
         try:
             answers = [data.decode(payload) for payload in payloads]

@@ -5,10 +5,25 @@ a submission does can reach the expected values, and `check` (in the notebook) a
 many submissions) come to the same verdict.
 """
 
+import os
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
+
+_GRADING, _TORCH = (f"{Path(file).parent}{os.sep}" for file in (__file__, torch.__file__))
+_CALL = (  # bounded: the text may come from a submission
+    r"[^\s][^\n]{0,500}?, line \d+, in [^\n]{0,500}\n(?:    [^\n]*\n)?"
+    r"(?:  \[\d+ more times\]\n)?"
+)
+_STACK = re.compile(rf"^(?:{_CALL}|  \[…\]\n)+", re.MULTILINE)  # as errors.format_stack writes it
+_OF_RANKS = re.compile(  # what a rank says that lost another, or was sent something else
+    r"^(The process of rank \d+ died of SIGABRT|torch\.distributed\.\w+Error"
+    r"|RuntimeError.*(gloo|NCCL|peer|[Cc]onnection|[Tt]imed out|prior iteration))",
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True)
@@ -18,8 +33,8 @@ class Case:
     run(fn, rank, world_size, seed) -> {name: tensor, number, text, or list of these} on each rank,
     with the process group up. judge(outputs, world_size, seed) -> what is wrong, in the student's
     terms, or None; `outputs` holds what `run` returned, by rank. Both draw the same inputs from
-    `seed`, with a generator of their own. `stuck` says what is likely when it never ends or a rank
-    raises.
+    `seed`, with a generator of their own. `stuck` says what is likely when ranks wait for ever or
+    lose one another; `errors` what is likely when a rank raises, {regular expression: words}.
     """
 
     name: str
@@ -28,6 +43,7 @@ class Case:
     judge: Callable
     worlds: tuple[int, ...] = (1, 2, 3)
     stuck: str = ""
+    errors: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -44,17 +60,32 @@ class Exercise:
         return sum(case.points for case in self.cases)
 
 
-def hung(case: Case, text: str) -> str:
+def hung(case: Case, world_size: int, text: str) -> str:
     """Return what to say of a function that does not end; `text` tells where its ranks are."""
-    return f"it never ends: {text}\n{case.stuck}".rstrip()
+    return f"it never ends: {text}\n{case.stuck * (world_size > 1)}".rstrip()
 
 
-def raised(case: Case, text: str, trace: str) -> str:
-    """Return what to say of an error on a rank; the goal, if it is the stub, which states it."""
+def raised(case: Case, world_size: int, text: str, trace: str) -> str:
+    """Return what to say of an error on a rank; the goal, if it is the stub, which states it.
+
+    `text` is the error as `launch` tells it, `trace` what the rank that failed first has raised.
+    """
     goals = [line for line in trace.splitlines() if line.startswith("NotImplementedError: ")]
     if goals:
         return f"not written yet. {goals[-1].partition(': ')[2]}"
-    return f"it raises an error.\n{text}\n{case.stuck}".rstrip()
+    said = _STACK.sub("", trace)
+    likely = [words for pattern, words in case.errors.items() if re.search(pattern, said)]
+    if not likely and world_size > 1 and _OF_RANKS.search(said):
+        likely = [case.stuck]
+    return "\n".join(["it raises an error.", _STACK.sub(_theirs, text), *likely]).rstrip()
+
+
+def _theirs(stack: re.Match) -> str:
+    """Return a stack from the student's first line down, without calls of the grader's own."""
+    calls = re.findall(rf"{_CALL}|  \[…\]\n", stack[0])
+    calls = [call for call in calls if not call.startswith(_GRADING)]
+    own = (number for number, call in enumerate(calls) if not call.startswith((_TORCH, " ")))
+    return "".join(calls[next(own, 0) :])
 
 
 def generator(seed: int, *of: int) -> torch.Generator:

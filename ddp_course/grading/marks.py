@@ -1,15 +1,9 @@
 """From what was heard of an exercise to its checks, with their points."""
 
-import re
 from dataclasses import dataclass, field
 
 from .exercise import Exercise
 from .result import Check, clean
-from .sandbox import PACKAGE
-
-_OURS = re.compile(  # lines of a traceback that are none of the student's
-    rf"^{re.escape(str(PACKAGE / 'grading'))}/[^\n]*, in [^\n]*\n(    [^\n]*\n)?", re.MULTILINE
-)
 
 
 @dataclass
@@ -59,8 +53,3 @@ def missing(exercise: Exercise, why: str = "") -> list[Check]:
     wanted = f"{exercise.function}({', '.join(exercise.parameters)})"
     text = why or f"there is no function {wanted} in what was handed in"
     return [Check(exercise.name, case.name, 0, case.points, text) for case in exercise.cases]
-
-
-def theirs(text: str) -> str:
-    """Return what was told of an error without the lines of the grader's own code."""
-    return _OURS.sub("", text)

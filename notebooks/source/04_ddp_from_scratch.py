@@ -697,7 +697,8 @@ quiz.ask("04_ddp_from_scratch")
 # %% [markdown]
 # ## Exercises
 #
-# * [04_average_gradients](../exercises/04_average_gradients.ipynb): keep the ranks of a given loop equal, also when some weights are frozen.
+# * [04_average_gradients](../exercises/04_average_gradients.ipynb): average the gradients of a given
+#   model over the ranks, also those of a branch that only some ranks used, while frozen parameters stay without a gradient.
 # * [04_bucketed_ddp](../exercises/04_bucketed_ddp.ipynb): write the hooks and the buckets of your own DDP. It is checked against the mean
 #   that PyTorch's gives, and for sending while backward still runs.
 #

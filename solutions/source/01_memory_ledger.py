@@ -12,7 +12,7 @@
 # | `strategy` | `"ddp"`, `"zero1"` (optimizer state shared out), `"zero2"` (gradients as well) or `"zero3"` (weights as well) |
 # | `world_size` | the number of ranks |
 # | returns | `(weights, gradients, optimizer_state)`: bytes on *one* rank, the mean over the ranks, during training |
-# | counted | what the tensors of parameters, gradients and optimizer take; a 32-bit copy of the weights belongs to the optimizer state |
+# | counted | what the tensors of parameters, gradients and optimizer take; a 32-bit copy of the *trained* weights belongs to the optimizer state |
 # | not counted | activations, buffers, the optimizer's step counters |
 #
 # It is checked with exact arithmetic, and against what PyTorch's optimizers, DDP, ZeRO-1 and FSDP allocate on real ranks. About 20 minutes. Lesson
@@ -85,7 +85,8 @@ assert report
 # <details><summary>Hint 2</summary>
 #
 # Then bytes for each. 32 bits are 4 bytes. SGD remembers nothing, momentum one number for each trained weight, AdamW two, always in 32 bits. Only `"bf16"`
-# changes weights and gradients to 2 bytes, and it gives the optimizer a copy of 4. With AdamW every precision comes to 16 bytes.
+# changes weights and gradients to 2 bytes, and it gives the optimizer a
+# copy of 4 of the *trained* weights. With AdamW every precision comes to 16 bytes for a trained weight.
 # </details>
 #
 # <details><summary>Hint 3</summary>

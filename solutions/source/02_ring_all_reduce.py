@@ -9,7 +9,7 @@
 # | who calls it | every rank, with a one-dimensional tensor of the same size and type |
 # | afterwards | `x` is the sum over ranks, in place, bit for bit the same on each |
 # | sends | only to rank + 1 (the last one to rank 0), 2 (N − 1) / N of the tensor in all |
-# | sizes | any: also not divisible by N, and smaller than N |
+# | sizes | any: also not divisible by N, and smaller than N. `x.tensor_split(N)` cuts x into a tuple of N views of it, of uneven sizes; change them in place (`.add_`, `.copy_`) |
 # | one rank alone | nothing happens |
 #
 # About 30 minutes. Lesson [02](../notebooks/02_processes_and_collectives.ipynb) goes through it step by step. The process group is up.
@@ -74,7 +74,8 @@ assert report
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# `x.tensor_split(world_size)` gives `world_size` views of x. What you change in them changes x.
+# `x.tensor_split(world_size)` gives a tuple of `world_size` views of x. Change them in place, with `.add_` or `.copy_`, and x changes.
+# `chunks[i] += …` is an error on a tuple, and `chunks[i] = …` on a list only puts another tensor into your list.
 # </details>
 #
 # <details><summary>Hint 2</summary>

@@ -50,13 +50,13 @@ def ddp_step(parallel, x, y):
 # %% [markdown]
 # ## Try it
 #
-# Three ranks, three batches. Does your gradient have the size of the whole batch's? The numbers of samples that each rank's model saw are
-# printed.
+# Three ranks, three batches. Does your gradient have the size of the whole batch's? A bar is the norm of a gradient. The numbers of samples
+# that each rank's model saw are printed before it.
 
 # %% tags=["nbval-ignore-output"]
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_course import launch, plots
+from ddp_course import launch
 
 
 class Watched(torch.nn.Linear):
@@ -74,20 +74,16 @@ def gradient_norms(samples):
     mine = model.weight.grad.norm().item()
     whole = F.cross_entropy(x @ model.weight.T + model.bias, y)
     wanted = torch.autograd.grad(whole, model.weight)[0].norm().item()
-    return round(wanted, 6), round(mine, 6)
+    return {"whole batch": wanted, "yours": mine}
 
 
 # %% tags=["nbval-ignore-output"]
-norms = {}
 for samples in (12, 11, 7):
-    print(samples, "samples:")
-    norms[f"{samples} on 3 ranks"] = launch(gradient_norms, samples, nproc=3).values[0]
-plots.prediction(
-    norms,
-    unit="gradient norm: of the whole batch (open) and yours (filled)",
-    title="Your gradients beside those of the whole batch",
-    source="yours",
-)
+    print(samples, "samples on 3 ranks:")
+    norms = launch(gradient_norms, samples, nproc=3).values[0]
+    for whose, norm in norms.items():
+        bar = "█" * min(60, round(20 * norm / norms["whole batch"]))
+        print(f"  gradient, {whose:<11}  {norm:.6f} {bar}")
 
 # %% [markdown]
 # ## Check it

@@ -10,7 +10,7 @@
 # | `model` | the plain network (not in DDP): maps `x` of shape `[N, 6]` to logits `[N, 4]`. It has dropout, which must not drop here |
 # | `dataset` | `len(dataset)` samples `(x, y)`; perhaps fewer than there are ranks |
 # | `batch_size` | at most so many samples in one forward |
-# | returns | right answers / number of samples, each sample counted **once**; the same number on every rank |
+# | returns | right answers / number of samples, each sample counted **once**; exact to the last digit of a Python number (float64), the same on every rank |
 # | work | is shared out: a rank evaluates no more than ⌈`len(dataset)` / `world_size`⌉ samples, and keeps no graph (`torch.no_grad()`) |
 # | afterwards | the model is in the mode it came in, training or evaluation (`model.training` says which; `model.eval()` and `model.train(…)` change it) |
 #
@@ -27,7 +27,8 @@ def exact_accuracy(model, dataset, batch_size):
     # BEGIN SOLUTION right answers of all ranks / samples of all ranks, each sample counted once
     # Not a DistributedSampler: it pads, and what it deals twice would count twice.
     mine = range(dist.get_rank(), len(dataset), dist.get_world_size())
-    sums = torch.zeros(2, dtype=torch.float64)  # right answers, samples
+    # Right answers, samples; whole numbers in float64, or the quotient would be rounded early.
+    sums = torch.zeros(2, dtype=torch.float64)
     training = model.training
     model.eval()  # dropout off, or the answers would be random
     with torch.no_grad():  # no backward will come: no graph, no activations
@@ -102,7 +103,8 @@ assert report
 #
 # <details><summary>Hint 2</summary>
 #
-# Two numbers say all that a rank knows: how many answers were right, and of how many. Add them up over the batches, then over the ranks.
+# Two numbers say all that a rank knows: how many answers were right, and of how many. Add them up over the batches, then over the ranks. Divide
+# them as Python's numbers (`.item()`) or in `torch.float64`: torch divides two tensors of whole numbers in float32, and 5 / 22 becomes 0.22727273404….
 # </details>
 #
 # <details><summary>Hint 3</summary>
@@ -114,14 +116,14 @@ assert report
 # %% [markdown] tags=["solution-only"]
 # ## A common wrong turn
 #
-# Each rank computes its accuracy, and the ranks average: one `all_reduce` with `AVG`. As long as all ranks hold equally many samples it is exact. Else the samples
+# Each rank computes its accuracy, and the ranks average: one `all_reduce` with `AVG`. As long as all ranks hold equally many samples it is right, to rounding. Else the samples
 # of a rank that has one less weigh more, and a rank that has none divides zero by zero.
 
 
 # %% tags=["solution-only", "nbval-ignore-output"]
 def mean_of_means(model, dataset, batch_size):
     mine = range(dist.get_rank(), len(dataset), dist.get_world_size())
-    right, training = torch.zeros(()), model.training
+    right, training = torch.zeros((), dtype=torch.float64), model.training
     model.eval()
     with torch.no_grad():
         for x, y in DataLoader(dataset, batch_size, sampler=mine):

@@ -6,10 +6,11 @@
 #
 # | | |
 # | --- | --- |
+# | `length` | the number of samples, 1 or more; it may be smaller than `world_size` |
 # | returns | indices from 0 to `length` − 1, for this rank, in the order in which it sees them |
 # | all ranks together | see every sample |
 # | every rank | gets equally many, as few as possible; where `length` does not divide, some samples come twice, each as rarely as possible |
-# | `shuffle=False` | rank r gets r, r + `world_size`, r + 2 · `world_size`, … (dealt like cards), going round to 0 at the end |
+# | `shuffle=False` | rank r gets r, r + `world_size`, r + 2 · `world_size`, … (dealt like cards), going round to sample 0 at the end, more than once if need be |
 # | `shuffle=True` | the same from a shuffled order, another one for each `epoch` and each `seed`, the same when asked again |
 # | leaves alone | the global random generators; and it communicates with nobody |
 #
@@ -53,6 +54,7 @@ plots.index_grid(
         "epoch 1": [shard_indices(10, rank, 3, 1, 0, True) for rank in range(3)],
     },
     samples=10,
+    title="Which rank sees which of the 10 samples, in order and in two epochs",
 )
 
 # %% [markdown]

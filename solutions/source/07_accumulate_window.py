@@ -12,7 +12,8 @@
 # | `window` | a list of `(x, y)`; micro-batches may differ in size |
 # | afterwards | `.grad` of every parameter has grown by the gradient of the **mean** cross entropy over **all samples** of the window |
 # | returns | that mean loss, as a number or a tensor without a graph |
-# | leaves alone | the weights; gradients that were there before (clearing is the caller's job) |
+# | memory | one micro-batch's activations at a time: a forward for each, its `backward()` before the next forward |
+# | leaves alone | the weights; gradients that were there before (clearing and clipping are the caller's job) |
 #
 # About 15 minutes. Lesson [07](../notebooks/07_gradient_accumulation.ipynb), its first three sections, has all you need.
 
@@ -62,7 +63,11 @@ for name, cut in cuts.items():
     mine = gradient_of(model, lambda window=window: accumulate_window(model, window))
     sizes[name] = (large.norm().item(), mine.norm().item())
 plots.prediction(
-    sizes, unit="gradient norm: of the large batch (open) and yours (filled)"
+    sizes,
+    unit="gradient norm: of the large batch (open) and yours (filled)",
+    title="Is your gradient as long as the large batch's?",
+    source="yours",
+    guess="large batch",
 )
 
 # %% [markdown]

@@ -12,7 +12,7 @@
 # | afterwards | `.grad` on every rank has grown by the gradient of the **mean** cross entropy over all samples of all ranks |
 # | messages | all gradients cross **once** in a window, as in one ordinary backward |
 # | memory | one micro-batch at a time: its `backward()` before the next forward |
-# | leaves alone | the weights; gradients that were there before; and DDP synchronises again afterwards |
+# | leaves alone | the weights; gradients that were there before (clearing and clipping are the caller's job); and DDP synchronises again afterwards |
 #
 # What it returns does not matter. About 15 minutes. Lesson [07](../notebooks/07_gradient_accumulation.ipynb), sections 2 and 6,
 # has all you need.

@@ -107,6 +107,7 @@ plots.prediction(
     unit="gradient norm: of all sentences at once (open) and yours (filled)",
     title="Is your gradient that of all sentences at once?",
     source="yours",
+    guess="large batch",
 )
 
 # %% [markdown]

@@ -7,10 +7,10 @@
 # | | |
 # | --- | --- |
 # | who calls it | every rank, once a step, after backward |
-# | `optimizer` | its parameters' `.grad` hold scale × gradient; some parameters may have no `.grad` |
+# | `optimizer` | its parameters' `.grad` hold scale × gradient; some parameters may have no `.grad`; there may be several param groups |
 # | `state` | `{"scale": float, "good_steps": int, "growth_interval": int}`, changed in place |
 # | if **any** gradient on **any** rank is inf or nan | no rank steps; the scale is halved, `good_steps` is 0; returns False |
-# | otherwise | gradients are divided by the scale, the optimizer steps, `good_steps` grows by 1; when it reaches `growth_interval` the scale doubles and `good_steps` is 0 again; returns True |
+# | otherwise | gradients are divided by the scale (and not averaged: each rank steps with those it has), the optimizer steps, `good_steps` grows by 1; when it reaches `growth_interval` the scale doubles and `good_steps` is 0 again; returns True |
 #
 # About 20 minutes. The process group is up.
 
@@ -78,7 +78,11 @@ def train(steps=60):
         report(step=step, loss=mean, loss_scale=scale, skipped=not stepped)
 
 
-plots.loss_scale(launch(train), growth_interval=10)
+run = launch(train)
+try:
+    plots.show(plots.loss_scale(run, growth_interval=10))
+except ValueError as error:
+    print(f"your ranks' scales differ: {error}")
 
 # %% [markdown]
 # ## Check it

@@ -75,3 +75,28 @@ def test_start_turn_pause_kill_and_stop(lab, page, screenshots):
     page.get_by_text("stopped: all ranks are gone").wait_for()
     assert not ranks_of(lab)
     assert page.errors == []
+
+
+def test_the_explorer_keeps_what_is_typed(page, lab, screenshots):
+    """The browser sends back what the slider was set to; the number must not follow."""
+    open_cells(page, lab, "formats.ipynb", "from ddp_course import formats\nformats.explorer(1.0)")
+    run_all(page)
+    number = page.locator(".widget-text input")
+    number.wait_for()
+    assert float(number.input_value()) == 1.0
+    for text in ("0.1", "0.000001", "-3"):
+        number.fill(text)
+        number.press("Enter")
+        page.get_by_text(f"{float(text):.9g}", exact=False).first.wait_for()
+        slider = page.locator("[role=slider]")
+        was = slider.get_attribute("aria-valuenow")
+        assert float(number.input_value()) == float(text)
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function(
+        "([was]) => document.querySelector('[role=slider]').getAttribute('aria-valuenow') != was",
+        arg=[was],
+    )
+    page.wait_for_function("document.querySelector('.widget-text input').value != '-3'")
+    page.screenshot(path=screenshots / "formats.png")
+    assert page.errors == []

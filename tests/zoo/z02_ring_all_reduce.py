@@ -52,11 +52,55 @@ def averages(x):
     ring(x, mean=True)
 
 
-@wrong("x is what it was")
+@wrong("x is what it was: replace it in place")
 def returns_a_new_one(x):
     y = x.clone()
     ring(y)
     return y
+
+
+def steps(x):
+    """What is sent and what is received, as numbers of chunks, in each step of the ring."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    return [((rank - step) % n, (rank - step - 1) % n, step < n - 1) for step in range(2 * (n - 1))]
+
+
+@wrong("You replaced list entries (chunks[i] = …) or changed a copy; x itself was not changed")
+def replaces_list_entries(x):
+    chunks = list(x.tensor_split(dist.get_world_size()))
+    for out, into, adding in steps(x):
+        incoming = torch.empty_like(chunks[into])
+        swap(chunks[out], incoming)
+        chunks[into] = chunks[into] + incoming if adding else incoming
+
+
+@wrong("what arrives in the all-gather only replaces list entries")
+def replaces_list_entries_in_the_all_gather(x):
+    chunks = list(x.tensor_split(dist.get_world_size()))
+    for out, into, adding in steps(x):
+        incoming = torch.empty_like(chunks[into])
+        swap(chunks[out], incoming)
+        if adding:
+            chunks[into] += incoming
+        else:
+            chunks[into] = incoming
+
+
+@wrong("tensor_split gives a tuple, whose entries cannot be replaced")
+def adds_to_an_entry_of_a_tuple(x):
+    chunks = x.tensor_split(dist.get_world_size())
+    for out, into, adding in steps(x):
+        incoming = torch.empty_like(chunks[into])
+        swap(chunks[out], incoming)
+        if adding:
+            chunks[into] += incoming
+        else:
+            chunks[into].copy_(incoming)
+
+
+@wrong("a rank receives into a tensor of another size")
+def receives_a_smaller_chunk(x):
+    swap(x, torch.empty_like(x[1:]))
 
 
 @wrong("send one chunk a step, not the whole tensor")

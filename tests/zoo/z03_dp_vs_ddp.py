@@ -175,7 +175,7 @@ def steps_too(parallel, x, y):
     return loss
 
 
-@wrong("DDP averages in backward, and waits for all")
+@wrong("Likely: not every rank runs forward and backward")
 def only_rank_0(parallel, x, y):
     if dist.get_rank() == 0:
         return averages_the_parts(parallel, x, y)

@@ -61,12 +61,20 @@ def skips_none(model):
             dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)
 
 
-@wrong("takes no part in the training, and now has a gradient")
-def moves_the_frozen(model):
+@wrong("frozen.weight is frozen, and now has a gradient. Its .grad must stay None")
+def zeros_for_the_frozen(model):
     for p in model.parameters():
         if p.grad is None:
-            p.grad = torch.ones_like(p)
+            p.grad = torch.zeros_like(p)
         dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)
+
+
+@wrong("takes no part in the training, and now has a gradient")
+def ones_for_the_unused(model):
+    for p in model.parameters():
+        if p.requires_grad:
+            p.grad = torch.ones_like(p) if p.grad is None else p.grad
+            dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)
 
 
 @wrong("not by all 2: DDP's mean is over all ranks")
@@ -106,6 +114,15 @@ def all_at_once(model):
     dist.all_reduce(flat, op=dist.ReduceOp.AVG)
     for p, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
         p.grad = part.view_as(p).clone()
+
+
+@right
+def by_every_name(model):
+    """A tied weight has two names and is averaged twice: the mean of equal tensors is the same."""
+    for _, p in model.named_parameters(remove_duplicate=False):
+        if p.requires_grad:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)
 
 
 @right

@@ -63,10 +63,9 @@ def mean_of_means(model, dataset, batch_size):
 @wrong("A rank without a sample has no accuracy")
 def equal_shares_only(model, dataset, batch_size):
     correct, count = counted(model, dataset, batch_size, strided(dataset))
-    weight = count / len(dataset)
-    share = correct / count * weight
-    dist.all_reduce(share)
-    return share.item()
+    again = (correct / count * count).round()
+    dist.all_reduce(again)
+    return again.item() / len(dataset)
 
 
 @wrong("added up, not averaged")
@@ -214,6 +213,22 @@ def padded_divisor(model, dataset, batch_size):
     return correct.item() / (share * dist.get_world_size())
 
 
+@wrong("It is a number in float32, which has 7 digits")
+def divides_in_float32(model, dataset, batch_size):
+    correct, count = counted(model, dataset, batch_size, strided(dataset)).long()
+    dist.all_reduce(correct)
+    dist.all_reduce(count)
+    return (correct / count).item()
+
+
+@wrong("Shares that are added up are rounded each")
+def adds_up_shares(model, dataset, batch_size):
+    correct, _ = counted(model, dataset, batch_size, strided(dataset))
+    share = torch.tensor(sum([1 / len(dataset)] * int(correct)), dtype=torch.float64)
+    dist.all_reduce(share)
+    return share.item()
+
+
 @right
 def by_counts(model, dataset, batch_size):
     return quotient(counted(model, dataset, batch_size, strided(dataset)))
@@ -243,7 +258,7 @@ def padded_and_cut(model, dataset, batch_size):
     sampler = DistributedSampler(dataset, shuffle=False)
     with evaluating(model):
         batches = DataLoader(dataset, batch_size, sampler=sampler)
-        hits = torch.cat([(model(x).argmax(1) == y).float() for x, y in batches])
+        hits = torch.cat([(model(x).argmax(1) == y).double() for x, y in batches])
     everybody = [torch.empty_like(hits) for _ in range(world_size)]
     dist.all_gather(everybody, hits)
     in_order = torch.stack(everybody, dim=1).flatten()[: len(dataset)]
@@ -262,7 +277,7 @@ def evaluating(model):
 
 @right
 def told_by_rank_0(model, dataset, batch_size):
-    correct, count = torch.zeros(1), torch.zeros(1)
+    correct, count = torch.zeros(2, 1, dtype=torch.float64)
     part = Subset(dataset, list(strided(dataset)))
     with evaluating(model):
         for x, y in DataLoader(part, batch_size) if len(part) else ():

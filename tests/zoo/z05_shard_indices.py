@@ -28,7 +28,7 @@ def no_padding(length, rank, world_size, epoch, seed, shuffle):
     return order_of(length, epoch, seed, shuffle)[rank::world_size]
 
 
-@wrong("the rest of the division is dropped")
+@wrong("The rest of the division is dropped")
 def drops_the_rest(length, rank, world_size, epoch, seed, shuffle):
     share = length // world_size
     return order_of(length, epoch, seed, shuffle)[rank : share * world_size : world_size]
@@ -55,6 +55,30 @@ def in_blocks(length, rank, world_size, epoch, seed, shuffle):
     order = padded(order_of(length, epoch, seed, shuffle), world_size)
     share = len(order) // world_size
     return order[rank * share : (rank + 1) * share]
+
+
+@wrong("rank 1 should get [1, 3, 5, 0], and it gets [1, 3, 5, 6]: padding goes round")
+def pads_with_the_last(length, rank, world_size, epoch, seed, shuffle):
+    order = order_of(length, epoch, seed, shuffle)
+    order += order[len(order) - -length % world_size :]
+    return order[rank::world_size]
+
+
+@wrong("there are 3 places, and 1 sample to fill them")
+def pads_with_one_round(length, rank, world_size, epoch, seed, shuffle):
+    order = order_of(length, epoch, seed, shuffle)
+    order += order[: -length % world_size]
+    return order[rank::world_size]
+
+
+@wrong("it returns nothing, where a list of indices is asked for")
+def forgets_to_return(length, rank, world_size, epoch, seed, shuffle):
+    padded(order_of(length, epoch, seed, shuffle), world_size)
+
+
+@wrong("Each rank gets 1, and needs")
+def the_first_alone(length, rank, world_size, epoch, seed, shuffle):
+    return [rank]
 
 
 @wrong("pad with different samples")

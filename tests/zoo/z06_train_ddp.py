@@ -102,7 +102,7 @@ class NoSampler(Loop):
         pass
 
 
-@changed("mutually exclusive with shuffle")
+@changed("A loader takes either a sampler or shuffle=True")
 class ShufflesTwice(Loop):
     def loader(self, dataset, batch_size, seed):
         sampler = DistributedSampler(dataset, seed=seed)
@@ -282,7 +282,7 @@ class KeepsGraphs(Loop):
         return super().of_epoch() + 0 * self.kept
 
 
-@changed("not all of them call it")
+@changed("Likely: not all ranks call a collective")
 class TellsOnRank0(Loop):
     def of_epoch(self):
         return super().of_epoch() if dist.get_rank() == 0 else 0.0

@@ -99,7 +99,37 @@ def returns_the_last_loss(model, window):
     return loss.item()
 
 
-@right
+@wrong("as if clipped")
+def clips(model, window):
+    loss = weighted_means(model, window)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+    return loss
+
+
+@wrong("after a second window it is shorter than the sum of both")
+def clips_the_second(model, window):
+    loss = weighted_means(model, window)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.4)
+    return loss
+
+
+@wrong("as if all of .grad had been clipped, or divided")
+def divides_all_at_the_end(model, window):
+    total = sum(_backward(F.cross_entropy(model(x), y, reduction="sum")) for x, y in window)
+    samples = sum(len(y) for _, y in window)
+    for p in model.parameters():
+        p.grad /= samples
+    return total / samples
+
+
+@wrong("micro-batches waited for their backward at the same time")
+def one_backward(model, window):
+    samples = sum(len(y) for _, y in window)
+    losses = [F.cross_entropy(model(x), y, reduction="sum") for x, y in window]
+    return _backward(sum(losses) / samples)
+
+
+@wrong("one forward took several micro-batches at once")
 def one_batch(model, window):
     x, y = (torch.cat(parts) for parts in zip(*window, strict=True))
     return _backward(F.cross_entropy(model(x), y))
@@ -111,6 +141,24 @@ def weighted_means(model, window):
     for x, y in window:
         total += _backward(F.cross_entropy(model(x), y) * (len(y) / samples))
     return total
+
+
+@wrong("neither cleared nor clipped nor divided")
+def clips_inside(model, window):
+    samples, total = sum(len(y) for _, y in window), 0.0
+    for x, y in window:
+        total += _backward(F.cross_entropy(model(x), y, reduction="sum") / samples)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.4)
+    return total
+
+
+@right
+def losses_one_by_one(model, window):
+    samples, total = sum(len(y) for _, y in window), 0.0
+    for x, y in window:
+        part = F.nll_loss(model(x).log_softmax(1), y, reduction="none").sum() / samples
+        total += _backward(part)
+    return torch.tensor(total)
 
 
 @right

@@ -137,6 +137,22 @@ def clears_first(ddp_model, window):
     quiet(ddp_model, window)
 
 
+def clip(ddp_model, max_norm):
+    torch.nn.utils.clip_grad_norm_(ddp_model.parameters(), max_norm)
+
+
+@wrong("as if clipped")
+def clips(ddp_model, window):
+    quiet(ddp_model, window)
+    clip(ddp_model, 0.05)
+
+
+@wrong("after a second window it is shorter than the sum of both")
+def clips_the_second(ddp_model, window):
+    quiet(ddp_model, window)
+    clip(ddp_model, 0.5)
+
+
 @wrong("it changes the weights")
 def steps_too(ddp_model, window):
     quiet(ddp_model, window)
@@ -148,7 +164,7 @@ def one_backward(ddp_model, window):
     sum(share(ddp_model, window, x, y) for x, y in window).backward()
 
 
-@wrong("one forward took the whole window at once")
+@wrong("one forward took several micro-batches at once")
 def one_batch(ddp_model, window):
     x, y = (torch.cat(parts) for parts in zip(*window, strict=True))
     F.cross_entropy(ddp_model(x), y).backward()

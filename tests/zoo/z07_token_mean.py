@@ -124,6 +124,15 @@ def weighs_means(model, window):
     return total
 
 
+@wrong("Its sum is 0, and may be divided by the count of all ranks")
+def weighs_in_python(model, window):
+    def divide(loss, count, y):
+        mean = loss * (1 / tokens(y))
+        return mean * (tokens(y) / count * dist.get_world_size())
+
+    return token_mean_by(model, window, divide)
+
+
 @wrong("Its forward and backward still run")
 def skips_padding(model, window):
     return token_mean_by(model, [pair for pair in window if tokens(pair[1])], by_ranks)
@@ -214,6 +223,13 @@ def steps_too(model, window):
 @right
 def by_sums(model, window):
     return token_mean_by(model, window, by_ranks)
+
+
+@right
+def leaves_padding_out(model, window):
+    """Skips micro-batches without a token, but for the last, whose backward all-reduces."""
+    *others, last = window
+    return token_mean_by(model, [pair for pair in others if tokens(pair[1])] + [last], by_ranks)
 
 
 @right

@@ -285,6 +285,25 @@ def says_if_equal(model, optimizer, scaler, x, y, max_norm):
     return *told[:2], scaler.get_scale() == before
 
 
+@wrong("what scaler.step returns does not tell")
+def says_what_the_step_returns(model, optimizer, scaler, x, y, max_norm):
+    loss = forward(model, x, y)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    norm = clip(model, max_norm)
+    stepped = scaler.step(optimizer) is not None
+    scaler.update()
+    optimizer.zero_grad()
+    return loss.item(), norm, stepped
+
+
+@wrong("Compare the scale before and after update: after a good step it stays")
+def says_if_it_grew(model, optimizer, scaler, x, y, max_norm):
+    before = scaler.get_scale()
+    told = in_order(model, optimizer, scaler, x, y, max_norm)
+    return *told[:2], scaler.get_scale() > before
+
+
 @wrong("the wrong way round")
 def says_skipped(model, optimizer, scaler, x, y, max_norm):
     *told, stepped = in_order(model, optimizer, scaler, x, y, max_norm)

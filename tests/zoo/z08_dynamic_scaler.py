@@ -14,15 +14,19 @@ def scaler(**change):
     everywhere = change.get("everywhere", True)
 
     def scaler_step(optimizer, state):
+        groups = optimizer.param_groups
         gradients = [
             p.grad
-            for group in optimizer.param_groups
+            for group in groups[: change.get("groups", len(groups))]
             for p in group["params"]
             if p.grad is not None
         ]
         for g in gradients:
             change.get("unscale", lambda g, scale: g.div_(scale))(g, state["scale"])
         bad = torch.tensor(float(any(find(g) for g in gradients)))
+        if change.get("average"):
+            for g in gradients:
+                dist.all_reduce(g, op=dist.ReduceOp.AVG)
         if everywhere:
             dist.all_reduce(bad, op=dist.ReduceOp.MAX)
         if bad and not change.get("anyway"):
@@ -56,6 +60,8 @@ add("keeps_the_count", "the count of good steps goes on", keep_count=True)
 add("grows_on", "the count does not begin at 0", grows_on=True)
 add("late", "one step too late", late=1)
 add("own_rank_only", "each rank decides for itself", everywhere=False)
+add("first_group_only", "only optimizer.param_groups[0] was handled", groups=1)
+add("averages_too", "the gradients were averaged over the ranks", average=True)
 add("multiplies", "the weights are wrong", unscale=lambda g, scale: g.mul_(scale))
 add("quarters", "the scale is 1", backoff=0.25)
 add("never_grows", "the scale is", growth=1)

@@ -105,9 +105,9 @@ def ends_badly(schedule_step, own_step=False, zero=True):
         else:
             scaler.step(optimizer)
         scaler.update()
-        if zero:
-            optimizer.zero_grad()
         stepped = scaler.get_scale() >= scale
+        if zero is True or (zero == "stepped" and stepped):
+            optimizer.zero_grad()
         fine = {"always": True, "stepped": stepped, "equal": scaler.get_scale() == scale}
         if fine.get(schedule_step):
             schedule.step()
@@ -149,7 +149,10 @@ add("schedule_never", "the schedule never moves", end=ends_badly("never"))
 add("schedule_if_equal", "after which the scale *grew*", end=ends_badly("equal"))
 add("schedule_first", "the schedule moves before the step", end=ends_badly("before"))
 add("steps_by_itself", "steps although a gradient is inf", end=ends_badly("stepped", own_step=True))
-add("never_clears", "zero_grad is missing", end=ends_badly("stepped", zero=False))
+add("never_clears", "those of the window before: zero_grad is missing",
+    end=ends_badly("stepped", zero=False))  # fmt: skip
+add("clears_if_stepped", "zero_grad is missing after a *skipped* window",
+    end=ends_badly("stepped", zero="stepped"))  # fmt: skip
 add("returns_none", "it should return True or False", end=returns(None))
 add("returns_true", "in which the step was skipped", end=returns(True))
 add("returns_skipped", "in which the step was taken", end=returns("skipped"))

@@ -126,6 +126,16 @@ def without_a_barrier(folder, *parts):
     )
 
 
+@wrong("a file that this rank looks for and none has written")
+def only_rank_0_writes(folder, *parts):
+    def save():
+        if dist.get_rank() == 0:
+            write(collect(*parts), file_of(folder))
+        dist.barrier()
+
+    return save, lambda: put_back(torch.load(file_of(folder)), *parts)
+
+
 @wrong("Likely: a barrier or another collective inside")
 def barrier_on_rank_0(folder, *parts):
     def save():

@@ -8,6 +8,12 @@ from ..compare import is_times, off
 SENT = re.compile(r"all_?reduce\w*\((\w+)\[([\d, ]*)\]\)")  # type and shape
 
 
+AGAIN = (
+    "It did not happen in the backward before: empty what you keep of a backward (which gradients "
+    "are there, what is under way) in finish()."
+)
+
+
 def greedy(model, cap, reverse=True, fits=lambda size, room, cap: size <= room, types=True):
     """Return buckets as the brief fills them; the options make those that are often made."""
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -128,10 +134,7 @@ def value(mine, mean, own, stale, rank, rtol) -> str:
     if rank and same(own[0]):
         return "It is rank 0's: a broadcast copies one rank's gradient, it does not average."
     if stale and same(sum(stale) / world_size):
-        return (
-            "It is the average of the backward before: empty what you keep of a backward (which "
-            "gradients are there, what is under way) in finish()."
-        )
+        return "It is the average of the backward before."
     if stale and same(mean + sum(stale) / world_size):
         return "The backward before is in it once more: the bucket was not emptied."
     return ""

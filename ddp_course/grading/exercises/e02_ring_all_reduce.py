@@ -5,7 +5,7 @@ import contextlib
 import torch
 import torch.distributed as dist
 
-from ..compare import is_times, off, tell
+from ..compare import is_times, many, off, tell
 from ..exercise import Case, Exercise, calls, generator
 
 SIZES = {"even": (12, 24), "ragged": (7, 10, 25), "small": (1, 2)}
@@ -50,17 +50,17 @@ def _listening(sent: list):
 
 def _run(kind: str):
     def run(fn, rank, world_size, seed):
-        results, sent = {}, {}
+        results, sent, returned = {}, {}, False
         for size in SIZES[kind]:
             x, notes = _own(seed, rank, size), []
             called = len(calls())
             with _listening(notes):
-                fn(x)
+                returned = fn(x) is not None or returned
             results[str(size)] = x
             sent[str(size)] = [[-1 if peer is None else peer, count] for peer, count in notes]
             if len(calls()) > called:
                 return {"collective": calls()[called]}
-        return {"results": results, "sent": sent}
+        return {"results": results, "sent": sent, "returned": returned}
 
     return run
 
@@ -76,32 +76,59 @@ def _judge(kind: str):
         for size in SIZES[kind]:
             own = [_own(seed, rank, size) for rank in range(world_size)]
             for rank, output in enumerate(outputs):
-                if wrong := _wrong(output["results"][str(size)], rank, own):
-                    return f"{size} elements: {wrong}"
+                if wrong := _wrong(output, size, rank, own):
+                    return f"{many(size, 'element')}: {wrong}"
             first = outputs[0]["results"][str(size)]
             if any(not first.equal(output["results"][str(size)]) for output in outputs[1:]):
                 return (
-                    f"{size} elements: the ranks' sums differ in the last bits: each chunk should "
-                    "be added up once, and then be copied round."
+                    f"{many(size, 'element')}: the ranks' sums differ in the last bits: each chunk "
+                    "should be added up once, and then be copied round."
                 )
         return _judge_traffic(outputs, world_size) if kind == "even" else None
 
     return judge
 
 
-def _wrong(mine, rank, own) -> str | None:
-    world_size, total = len(own), sum(own)
+def _wrong(output, size, rank, own) -> str | None:
+    mine, total = output["results"][str(size)], sum(own)
     if mine.shape == total.shape and off(mine, total) is None:
         return None
     told = tell("x", rank, mine, total)
     if mine.shape != total.shape:
         return told
-    return f"{told}\n{_misconception(mine, rank, own, total, world_size)}".rstrip()
+    messages = len(output["sent"][str(size)])
+    if why := _not_written(mine, rank, own, messages, output["returned"]):
+        return f"{told}\n{why}"
+    return f"{told}\n{_misconception(mine, rank, own, total)}".rstrip()
 
 
-def _misconception(mine, rank, own, total, world_size) -> str:
-    if off(mine, own[rank]) is None:
+def _not_written(mine, rank, own, messages, returned) -> str:
+    """Say that what arrived was not written into x, if all of it or its last part was not."""
+    world_size = len(own)
+    unchanged = off(mine, own[rank]) is None
+    if unchanged and (returned or not messages):
         return "x is what it was: replace it in place (x.copy_, x[…] = …); nothing is returned."
+    if unchanged:
+        return (
+            "x is what it was, though chunks were sent. You replaced list entries (chunks[i] = …) "
+            "or changed a copy; x itself was not changed. Write into its views: "
+            "chunks[i].add_(arrived), chunks[i].copy_(arrived)."
+        )
+    ending = [sum(own[rank - k] for k in range(count)) for count in range(1, world_size + 1)]
+    tensors = [tensor.tensor_split(world_size) for tensor in (mine, *ending)]
+    chunks = zip(*tensors, strict=True)
+    scattered = all(any(off(chunk, part) is None for part in parts) for chunk, *parts in chunks)
+    if scattered and messages >= 2 * (world_size - 1):
+        return (
+            "x is as the reduce-scatter leaves it, though finished chunks were sent round: what "
+            "arrives in the all-gather only replaces list entries (chunks[i] = arrived); x itself "
+            "is not changed. Write into its views: chunks[i].copy_(arrived)."
+        )
+    return ""
+
+
+def _misconception(mine, rank, own, total) -> str:
+    world_size = len(own)
     if is_times(mine, total, 1 / world_size):
         return "It is the mean: an all-reduce gives the sum."
     right = (mine - total).abs() <= 1e-9
@@ -144,16 +171,28 @@ _STUCK = (
     "Likely: all ranks wait in send (or all in recv) at the same moment. Send and receive at once: "
     "isend, then recv, then wait; or dist.batch_isend_irecv."
 )
+_ERRORS = {
+    "'tuple' object does not support item assignment": "tensor_split gives a tuple, whose entries "
+    "cannot be replaced. They are views of x: change them in place, with chunks[i].add_(arrived) "
+    "or chunks[i].copy_(arrived).",
+    "died of SIGABRT": "Likely: a rank receives into a tensor of another size than what is sent. "
+    "The chunk that arrives is the one that the left neighbour sends in this step.",
+}
+
+
+def _case(name, points, kind, worlds) -> Case:
+    return Case(name, points, _run(kind), _judge(kind), worlds, _STUCK, _ERRORS)
+
 
 EXERCISE = Exercise(
     "02_ring_all_reduce",
     "ring_all_reduce",
     ("x",),
     (
-        Case("two ranks", 2, _run("even"), _judge("even"), (2,), _STUCK),
-        Case("three and four ranks", 3, _run("even"), _judge("even"), (3, 4), _STUCK),
-        Case("a size that does not divide", 2, _run("ragged"), _judge("ragged"), (2, 3), _STUCK),
-        Case("fewer elements than ranks", 1, _run("small"), _judge("small"), (3,), _STUCK),
-        Case("alone", 1, _run("even"), _judge("even"), (1,)),
+        _case("two ranks", 2, "even", (2,)),
+        _case("three and four ranks", 3, "even", (3, 4)),
+        _case("a size that does not divide", 2, "ragged", (2, 3)),
+        _case("fewer elements than ranks", 1, "small", (3,)),
+        _case("alone", 1, "even", (1,)),
     ),
 )

@@ -189,13 +189,17 @@ def _flat(gradients: dict) -> torch.Tensor:
 
 
 _STUCK = (
-    "Every rank has to run forward and backward: DDP averages in backward, and waits for all. Does "
-    "each rank get a part? x.chunk(3) of 4 samples gives 2 parts; tensor_split always gives 3."
+    "Likely: not every rank runs forward and backward. DDP averages in backward, and waits for "
+    "all; an all_reduce, too, is for every rank."
 )
+_ERRORS = {
+    "index out of range": "Does each rank get a part? x.chunk(3) of 4 samples gives 2 parts; "
+    "tensor_split always gives 3."
+}
 
 
-def _case(name, points, sizes, worlds) -> Case:
-    return Case(name, points, _run(sizes), _judge(sizes), worlds, _STUCK)
+def _case(name, points, sizes, worlds, errors=()) -> Case:
+    return Case(name, points, _run(sizes), _judge(sizes), worlds, _STUCK, dict(errors))
 
 
 EXERCISE = Exercise(
@@ -205,7 +209,7 @@ EXERCISE = Exercise(
     (
         _case("a batch that divides", 3, (12, 6), (2, 3)),
         _case("a batch that does not", 3, (11, 7), (2, 3)),
-        _case("fewer parts than ranks", 1, (4,), (3,)),
+        _case("four samples on three ranks", 1, (4,), (3,), _ERRORS),
         _case("alone", 1, (5,), (1,)),
     ),
 )

@@ -57,14 +57,16 @@ def _run(kind: str):
 
 def _judge(kind: str):
     def judge(outputs, world_size, seed):
-        locals_ = [
-            _gradients(_backward(kind, rank, world_size, seed)) for rank in range(world_size)
-        ]
+        models = [_backward(kind, rank, world_size, seed) for rank in range(world_size)]
+        locals_ = [_gradients(model) for model in models]
+        frozen = {n for n, p in models[0].named_parameters() if not p.requires_grad}
         for rank, output in reversed(list(enumerate(outputs))):  # on rank 0 its own is rank 0's
             if output["moved"]:
                 return f"rank {rank}: it changes the weights. Average the gradients, in p.grad."
             for name, mine in output["gradients"].items():
                 own = [grads[name] for grads in locals_]
+                if name in frozen and not isinstance(mine, str):
+                    return f"rank {rank}: {name} is frozen, and now has a gradient{_NOT_NONE}"
                 if wrong := _wrong(name, rank, mine, own, world_size):
                     return wrong
         if world_size > 1 and not outputs[0]["collectives"]:
@@ -74,9 +76,15 @@ def _judge(kind: str):
     return judge
 
 
+_NOT_NONE = (
+    ". Its .grad must stay None, not become zeros: an optimizer steps what has a gradient, and its "
+    "weight decay moves a weight also where the gradient is 0."
+)
+
+
 def _wrong(name, rank, mine, own, world_size) -> str | None:
     there = [gradient for gradient in own if isinstance(gradient, torch.Tensor)]
-    if not there:  # frozen, or used nowhere
+    if not there:  # used nowhere: None and zeros are both a mean of nothing
         if isinstance(mine, str) or not mine.any():
             return None
         return f"rank {rank}: {name} takes no part in the training, and now has a gradient."
@@ -133,7 +141,7 @@ EXERCISE = Exercise(
     (
         Case("every rank uses every parameter", 3, _run("all"), _judge("all"), (2, 3)),
         Case("alone", 1, _run("all"), _judge("all"), (1,)),
-        Case("a branch that nobody used", 2, _run("none"), _judge("none"), (2,), _UNUSED),
+        Case("a branch that nobody used", 2, _run("none"), _judge("none"), (2,)),
         Case("a branch that one rank used", 3, _run("some"), _judge("some"), (2, 3), _UNUSED),
     ),
 )

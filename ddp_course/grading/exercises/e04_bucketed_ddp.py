@@ -81,7 +81,14 @@ def _try(fn, kind, cap, steps, late, rank, seed) -> dict:
     begun = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     if not callable(finish):
         return {"returned": repr(finish)[:200]}
-    done = [_step(model, finish, late, rank, seed, step) for step in range(steps)]
+    done = []
+    for step in range(steps):
+        try:
+            done.append(_step(model, finish, late, rank, seed, step))
+        except Exception as error:
+            if step:
+                error.add_note(f"This is backward {step + 1}. {buckets.AGAIN}")
+            raise
     moved = [n for n, tensor in model.state_dict().items() if not tensor.equal(begun[n])]
     return {"begun": begun, "steps": done, "moved": moved}
 
@@ -163,7 +170,7 @@ def _judge_try(tries, kind, cap, seed) -> str | None:
             or buckets.messages(outputs[0], own[0], cap)
         )
         if wrong:
-            return f"backward {step + 1}: {wrong}" if step else wrong
+            return f"backward {step + 1}: {wrong}\n{buckets.AGAIN}" if step else wrong
         before = local
     return None
 
@@ -216,15 +223,17 @@ _STUCK = (
     "Likely: the ranks send different buckets, or in different orders, or not equally many. What "
     "is sent, and in which order, must not depend on a rank's own gradients."
 )
-_MIXED = (
-    "If it is about a hook: a frozen parameter gets no gradient and takes no hook. Leave it out of "
-    "the buckets, but not out of the broadcast."
+_HOOK = (
+    "A frozen parameter gets no gradient and takes no hook. Leave it out of the buckets, but not "
+    "out of the broadcast."
 )
+_ERRORS = {"cannot register a hook|(is not|doesn't) require.? grad": _HOOK}
 _CAPS = (1, 216, 10**6)  # each its own, exactly three parameters, all in one
 
 
-def _case(name, points, worlds, kind="plain", caps=(CAP,), stuck=_STUCK, **how) -> Case:
-    return Case(name, points, _run(kind, caps, **how), _judge(kind, caps), worlds, stuck)
+def _case(name, points, worlds, kind="plain", caps=(CAP,), **how) -> Case:
+    run, judge = _run(kind, caps, **how), _judge(kind, caps)
+    return Case(name, points, run, judge, worlds, _STUCK, _ERRORS)
 
 
 EXERCISE = Exercise(
@@ -235,7 +244,7 @@ EXERCISE = Exercise(
         _case("two ranks, one of them late", 4, (2,), late=True),
         _case("step after step", 2, (1, 3), steps=3),
         _case("buckets of all sizes", 2, (2,), caps=_CAPS),
-        _case("tied, frozen, and of two types", 3, (2, 3), "mixed", stuck=_MIXED, steps=2),
+        _case("tied, frozen, and of two types", 3, (2, 3), "mixed", steps=2),
         _case("another order on each rank", 3, (2, 3), "branches"),
     ),
 )

@@ -6,10 +6,11 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from ..compare import many
 from ..exercise import Case, Exercise, calls, generator, same_calls
 from .accuracies import wrong_ways
 
-CLOSE = 1e-6  # float32 is exact enough for a quotient of counts
+CLOSE = 1e-6  # no quotient of other counts is so near
 
 
 class _Net(nn.Module):
@@ -100,7 +101,7 @@ def _judge(lengths, batch_size: int):
             told = [output[str(length)] for output in outputs]
             wrong = _wrong(told, right, world_size, batch_size) or same_calls(told)
             if wrong:
-                return f"{length} samples: {wrong}"
+                return f"{many(length, 'sample')}: {wrong}"
         return None
 
     return judge
@@ -124,11 +125,29 @@ def _wrong(told, right, world_size, batch_size) -> str | None:
                 f"rank {rank} says {value:.4f}, and {sum(right)} of {length} are right: "
                 f"{truth:.4f}.\n{_misconception(values, right, batch_size, evaluated)}"
             ).rstrip()
-    if len(set(values)) > 1:
-        return f"the ranks say {values}: the same on all, to the last bit."
+    # With equal parts a mean of means is right but for rounding: it fails where they are not.
+    if wrong := _rounded(values, truth, 0 if length % world_size else 1e-12):
+        return wrong
     if evaluated < length:
-        return f"only {evaluated} samples were evaluated, and it is luck that the number is right."
+        return f"evaluated: {many(evaluated, 'sample')}. It is luck that the number is right."
     return _wrong_work(told, length, world_size, batch_size)
+
+
+def _rounded(values, truth, allowed) -> str | None:
+    """Say what rounds the last digits of these numbers, which are right but for these."""
+    for rank, value in enumerate(values):
+        if abs(value - truth) <= allowed:
+            continue
+        told = f"rank {rank} says {value!r}, where {truth!r} is right: the last digits are off.\n"
+        if value == torch.tensor(value, dtype=torch.float32).item():
+            return told + (
+                "It is a number in float32, which has 7 digits. torch divides tensors of whole "
+                "numbers in float32: divide Python's numbers (.item()), or in torch.float64."
+            )
+        return told + (
+            "Shares that are added up are rounded each. Add up whole numbers, and divide once."
+        )
+    return None
 
 
 def _short(value) -> str:
@@ -189,10 +208,12 @@ _EMPTY = (
     "Likely: here a rank has no sample at all. It has nothing to stack or to divide, and still has "
     "to take part in the all-reduce, with zeros."
 )
+_NOTHING = "non-empty|division by zero|empty (list|sequence)|at least one"
 
 
 def _case(name, points, lengths, batch_size, worlds, stuck="") -> Case:
-    return Case(name, points, _run(lengths, batch_size), _judge(lengths, batch_size), worlds, stuck)
+    run, judge = _run(lengths, batch_size), _judge(lengths, batch_size)
+    return Case(name, points, run, judge, worlds, stuck, {_NOTHING: _EMPTY})
 
 
 EXERCISE = Exercise(

@@ -20,7 +20,7 @@ def _run(kind: str):
         if not hasattr(losses, "__len__") or isinstance(losses, dict):
             return told | {"wrong": f"the losses are a {type(losses).__name__}, no list."}
         told["graph"] = any(getattr(loss, "requires_grad", False) for loss in losses)
-        told["losses"] = [float(loss) for loss in losses]
+        told["losses"] = [float(x.detach() if hasattr(x, "detach") else x) for x in losses]
         told["weights"] = {str(name): weight.detach().clone() for name, weight in weights.items()}
         return told
 
@@ -218,13 +218,14 @@ def _plain_mean(values) -> float:
 
 
 _STUCK = (
-    "If ranks wait, or die in a collective: not all of them call it, as an all_reduce of the loss "
-    "inside `if rank == 0`. (And a loader takes either a sampler or shuffle=True.)"
+    "Likely: not all ranks call a collective, as an all_reduce of the loss inside `if rank == 0`, "
+    "or some have more batches than others."
 )
+_ERRORS = {"mutually exclusive": "A loader takes either a sampler or shuffle=True."}
 
 
 def _case(name, points, kind, what, worlds) -> Case:
-    return Case(name, points, _run(kind), _judge(kind, what), worlds, _STUCK)
+    return Case(name, points, _run(kind), _judge(kind, what), worlds, _STUCK, _ERRORS)
 
 
 EXERCISE = Exercise(

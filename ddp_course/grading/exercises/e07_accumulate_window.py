@@ -6,6 +6,7 @@ from torch import nn
 
 from ..compare import factor, is_times, off, tell, wrong_kind
 from ..exercise import Case, Exercise, generator
+from .noted import CLIPPED, Forwards, clipped, not_added, too_much_memory
 
 SIZES = {"equal": (8, 8, 8, 8), "ragged": (8, 8, 5), "single": (6,), "uneven": (1, 9, 2)}
 
@@ -37,8 +38,10 @@ def _run(kind: str):
     def run(fn, rank, world_size, seed):
         model = _model(seed)
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
-        window = _window(seed, kind)
+        window, forwards = _window(seed, kind), Forwards()
+        model.register_forward_hook(lambda _, inputs, output: forwards.note(inputs[0], output))
         loss = fn(model, window)
+        notes = forwards.notes()
         moved = [name for name, p in model.named_parameters() if not p.equal(before[name])]
         alive = sum(p.grad is not None and p.grad.requires_grad for p in model.parameters())
         plain = isinstance(loss, torch.Tensor) and loss.requires_grad
@@ -50,6 +53,7 @@ def _run(kind: str):
             "loss": loss.detach() if isinstance(loss, torch.Tensor) else loss,
             "moved": moved,
             "graph_kept": bool(plain or alive),
+            "notes": notes,
         }
 
     return run
@@ -83,16 +87,16 @@ def _judge(kind: str):
         for name, expected in wanted.items():
             if off(output["gradients"][name], expected) is not None:
                 told = tell(f"the gradient of {name}", 0, output["gradients"][name], expected)
-                return f"{told}\n{_misconception(output['gradients'], wanted, seed, window)}"
+                return f"{told}\n{_misconception(output, wanted, seed, window)}"
         if output["graph_kept"]:
             return KEEPS_GRAPH
         if wrong_kind(output["loss"], loss):
             return f"it should return the window's mean loss, not {output['loss']!r}."
-        if off(output["loss"], loss) is not None:
-            return tell("the returned mean loss", 0, output["loss"], loss)
-        if any(off(output["twice"][name], 2 * g) is not None for name, g in wanted.items()):
-            return CLEARS
-        return None
+        if off(output["loss"], loss, 1e-6, 1e-7) is not None:  # it may be a float32 tensor
+            return tell("the returned mean loss", 0, output["loss"], loss, 1e-7)
+        if wrong := not_added(_flat(output["twice"]), _flat(wanted)):
+            return wrong
+        return too_much_memory(output["notes"], [len(y) for _, y in window])
 
     return judge
 
@@ -101,14 +105,10 @@ KEEPS_GRAPH = (
     "the returned loss still carries its graph, which keeps the activations of a whole window in "
     "memory: add up loss.item() or loss.detach()."
 )
-CLEARS = (
-    "a second window does not add to the gradients of the first: leave zero_grad to the caller, "
-    "who clips and steps before it clears."
-)
 
 
-def _misconception(gradients, wanted, seed, window) -> str:
-    mine, right = _flat(gradients), _flat(wanted)
+def _misconception(output, wanted, seed, window) -> str:
+    mine, right = _flat(output["gradients"]), _flat(wanted)
     samples, count = sum(len(y) for _, y in window), len(window)
     if not mine.any():
         return "It is zero: was backward() called, and nothing cleared after it?"
@@ -124,6 +124,8 @@ def _misconception(gradients, wanted, seed, window) -> str:
         )
     if is_times(mine, right, 1 / count):
         return f"It is {count}× too small: it was divided by the number of micro-batches twice."
+    if clipped(mine, _flat(output["twice"]), right):
+        return f"It is {factor(mine, right):.4g}× the large batch's: {CLIPPED}"
     if (times := factor(mine, right)) is not None:
         return (
             f"It is {times:.4g}× the large batch's: the window holds {samples} samples in {count} "

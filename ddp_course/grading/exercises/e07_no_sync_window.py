@@ -6,7 +6,7 @@ from torch import nn
 
 from ..compare import factor, is_times
 from ..exercise import Case, Exercise, generator
-from .noted import flat, gradients, judge, not_reduced, watch
+from .noted import CLIPPED, clipped, flat, gradients, judge, not_reduced, watch
 
 SIZES = {  # of the micro-batches, by rank; the ranks' windows hold equally many samples
     "equal": [(4, 4, 4, 4)] * 3,
@@ -79,7 +79,7 @@ def _judge(kind: str):
         def misconception(output, rank):
             return _misconception(output, rank, expected)
 
-        return judge(outputs, expected.mean, [len(sizes) for sizes in SIZES[kind]], misconception)
+        return judge(outputs, expected.mean, misconception)
 
     return judge_window
 
@@ -105,6 +105,8 @@ def _misconception(output, rank, expected) -> str:
         )
     if is_times(mine, right, samples):
         return f"It is {samples}× the large batch's: the sum was not divided by the samples."
+    if clipped(mine, flat(output["twice"]), right):
+        return f"It is {factor(mine, right):.4g}× the large batch's: {CLIPPED}"
     return _other_mean(mine, expected)
 
 

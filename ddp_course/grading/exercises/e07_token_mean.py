@@ -8,7 +8,7 @@ from torch import nn
 
 from ..compare import factor, is_times, off
 from ..exercise import Case, Exercise, generator
-from .noted import flat, gradients, judge, not_reduced, watch
+from .noted import CLIPPED, clipped, flat, gradients, judge, not_reduced, watch
 
 PAD, VOCABULARY, LONGEST = -100, 9, 6
 TOKENS = {  # in each sentence of each micro-batch of each rank
@@ -96,8 +96,7 @@ def _judge(kind: str):
         def misconception(output, rank):
             return _misconception(output, rank, expected)
 
-        micro_batches = [len(lengths) for lengths in TOKENS[kind]]
-        if wrong := judge(outputs, expected.mean, micro_batches, misconception):
+        if wrong := judge(outputs, expected.mean, misconception):
             return wrong
         for rank, output in enumerate(outputs):
             if wrong := _wrong_loss(output, rank, expected):
@@ -131,6 +130,8 @@ def _misconception(output, rank, expected) -> str:
             "It is a mean of the micro-batches' means, in which a token of a short sentence counts "
             "more: sum each loss, and divide by all tokens."
         )
+    if clipped(mine, flat(output["twice"]), right):
+        return f"It is {factor(mine, right):.4g}× the mean over all tokens: {CLIPPED}"
     if (times := factor(mine, right)) is not None:
         return f"It is {times:.4g}× the mean over all {expected.tokens} tokens."
     return f"It is that of no mean over the {expected.tokens} tokens of all ranks."
@@ -197,14 +198,17 @@ _UNLIKE = (
     "the last micro-batch run in no_sync."
 )
 _PADDING = (
-    "Likely: here a micro-batch, or all of a rank's, has no token. Its sum is 0 and may be divided "
-    "by the count of all ranks. Its forward and backward still run: a rank without them leaves the "
-    "others waiting in DDP's all-reduce."
+    "Likely: here a micro-batch, or all of a rank's, has no token, and is left out. Its forward "
+    "and backward still run: a rank without them leaves the others waiting in DDP's all-reduce."
 )
+_ERRORS = {
+    "division by zero": "A micro-batch, or all of a rank's, may have no token. Its sum is 0, and "
+    "may be divided by the count of all ranks."
+}
 
 
 def _case(name, points, kind, worlds, stuck="") -> Case:
-    return Case(name, points, _run(kind), _judge(kind), worlds, stuck)
+    return Case(name, points, _run(kind), _judge(kind), worlds, stuck, _ERRORS)
 
 
 EXERCISE = Exercise(

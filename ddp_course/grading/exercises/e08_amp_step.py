@@ -1,59 +1,21 @@
 """08 · amp_step(model, optimizer, scaler, x, y, max_norm): one fp16 step, lines in order."""
 
-from dataclasses import dataclass
-
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 from ..compare import factor
-from ..exercise import Case, Exercise, generator
-from .fp16 import ALLOWED, Scaler, add_hint, classifier, close, plain, types_wrong, weights
-
-RATE, MOMENTUM, SAMPLES = 1.0, 0.9, 8
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """The steps of a case: "" is a good batch, "inf" one with an inf in its data."""
-
-    steps: tuple[str, ...]
-    power: int  # the loss scale begins at 2 to this power, and seed % 4 more
-    max_norm: float
-    growth_interval: int = 1000
-    frozen: bool = False
-
-
-PLANS = {
-    "plain": _Plan(("", ""), 9, 1e6),
-    "clip": _Plan(("", "", ""), 8, 0.05),
-    "overflow": _Plan(("", "", "", "", "", "", "inf", ""), 19, 0.5),
-    "grows": _Plan(("", "inf", "", ""), 8, 0.05, growth_interval=1, frozen=True),
-}
-
-
-def _setup(plan: _Plan, seed: int):
-    model = classifier(seed, plan.frozen)
-    optimizer = torch.optim.SGD(model.parameters(), RATE, momentum=MOMENTUM)
-    return model, optimizer, Scaler(2.0 ** (plan.power + seed % 4), plan.growth_interval)
-
-
-def _batch(seed: int, step: int, wrong: str):
-    draw = generator(seed, step)
-    x = torch.randn(SAMPLES, 6, generator=draw)
-    if wrong:
-        x[0] = float(wrong)
-    return x, torch.randint(3, (SAMPLES,), generator=draw)
+from ..exercise import Case, Exercise
+from .amp_steps import MISTAKES, PLANS, batch, reference, setup
+from .fp16 import ALLOWED, add_hint, close, plain, types_wrong, weights
 
 
 def _run(name: str):
     plan = PLANS[name]
 
     def run(fn, rank, world_size, seed):
-        model, optimizer, scaler = _setup(plan, seed)
+        model, optimizer, scaler = setup(plan, seed)
         history = []
         for step, wrong in enumerate(plan.steps):
-            x, y = _batch(seed, step, wrong)
+            x, y = batch(seed, step, wrong)
             try:
                 returned = fn(model, optimizer, scaler, x, y, plan.max_norm)
             except Exception as error:
@@ -78,72 +40,17 @@ def _run(name: str):
     return run
 
 
-def _reference(name: str, seed: int, mistake: str = "") -> list[dict]:
-    """Return the history of the right steps, or of steps with one named mistake."""
-    plan, history = PLANS[name], []
-    model, optimizer, scaler = _setup(plan, seed)
-    for step, wrong in enumerate(plan.steps):
-        loss = _backward(model, scaler, *_batch(seed, step, wrong), mistake)
-        scale, parameters = scaler.get_scale(), [p for p in model.parameters() if p.requires_grad]
-        if mistake != "clip_first":
-            scaler.unscale_(optimizer)
-        norm = _clip(parameters, plan.max_norm, mistake)
-        if mistake == "cleared":
-            optimizer.zero_grad()
-        scaler.step(optimizer)
-        scaler.update()
-        if mistake != "not_cleared":
-            optimizer.zero_grad()
-        stepped = scaler.get_scale() >= scale
-        history.append({"loss": loss, "norm": norm, "stepped": stepped, "used": scale}
-                       | {"weights": weights(model), "scale": scaler.get_scale()})  # fmt: skip
-    return history
-
-
-def _backward(model, scaler, x, y, mistake) -> float:
-    with torch.amp.autocast("cpu", dtype=torch.float16):
-        loss = F.cross_entropy(model(x), y, reduction="sum" if mistake == "summed" else "mean")
-    scaler.scale(loss).backward()
-    return loss.item()
-
-
-def _clip(parameters, max_norm, mistake) -> float:
-    norm = nn.utils.get_total_norm([p.grad for p in parameters]).item()
-    if mistake == "one_by_one":
-        for parameter in parameters:
-            nn.utils.clip_grad_norm_([parameter], max_norm)
-    elif mistake == "by_value":
-        nn.utils.clip_grad_value_(parameters, max_norm)
-    elif mistake != "not_clipped":
-        nn.utils.clip_grad_norm_(parameters, max_norm)
-    return norm
-
-
-MISTAKES = {
-    "summed": f"the loss is the sum over the {SAMPLES} samples, not their mean.",
-    "cleared": "the weights never move: the gradients are cleared before the step.",
-    "not_cleared": "each step's gradients are added to those of the step before: zero_grad is "
-    "missing.",
-    "clip_first": "clipping sees gradients that still carry the loss scale, cuts them to max_norm, "
-    "and unscaling makes next to nothing of them: first unscale_, then clip.",
-    "one_by_one": "each parameter is clipped by its own norm: max_norm is for all gradients "
-    "together, whose direction must stay.",
-    "by_value": "each number is cut to max_norm: the norm of all gradients together is meant.",
-    "not_clipped": "the gradients are not clipped to max_norm: not at all, or to another norm.",
-}
-
-
 def _judge(name: str):
     def judge(outputs, world_size, seed):
-        output, right = outputs[0], _reference(name, seed)
-        history, start = output["history"], weights(_setup(PLANS[name], seed)[0])
+        output, right = outputs[0], reference(name, seed)
+        history, start = output["history"], weights(setup(PLANS[name], seed)[0])
         if wrong := _types_wrong(output):
             return wrong
         if any(mine["weights"].isnan().any() for mine in history):
             return STEPS_ANYWAY
         if not _same_track(history, right, start):
             for mistake, message in MISTAKES.items():
-                if _same_track(history, _reference(name, seed, mistake), start):
+                if _same_track(history, reference(name, seed, mistake), start):
                     return message
             return _off_track(output, right, start)
         return _returned_wrong(history, right, PLANS[name].max_norm)
@@ -250,6 +157,13 @@ def _stepped_wrong(pairs) -> str | None:
         return None
     if all(said):
         return "stepped is True although a step was skipped: did the scale go down?"
+    if not any(said) and all(truth):
+        return None  # a case with good and skipped steps will tell which mistake it is
+    if not any(said):
+        return (
+            "stepped is False although the step was taken: what scaler.step returns does not tell. "
+            "Compare the scale before and after update: after a good step it stays, or grows."
+        )
     if not any(bool(value) == fact for value, fact in zip(said, truth, strict=True)):
         return "stepped is the wrong way round: True where the step was skipped."
     return (

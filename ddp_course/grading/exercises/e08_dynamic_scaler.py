@@ -31,8 +31,8 @@ def _parameters(seed: int) -> list[torch.Tensor]:
 
 
 def _gradients(seed: int, step: int, wrong, rank: int, world_size: int) -> list[torch.Tensor]:
-    """Return the true gradients of a step; the same on all ranks, but for what goes wrong."""
-    draw = generator(seed, step, 7)
+    """Return a rank's true gradients of a step: no all-reduce has made them alike."""
+    draw = generator(seed, step, 7 + rank)
     gradients = [torch.randn(shape, generator=draw, dtype=torch.float64) for shape in SHAPES]
     if wrong is not None and wrong[1] % world_size == rank:
         gradients[step % 2].view(-1)[-1] = float(wrong[0])
@@ -43,7 +43,8 @@ def _run(plan: str):
     def run(fn, rank, world_size, seed):
         parameters = [torch.nn.Parameter(p) for p in _parameters(seed)]
         unused = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))  # never has a gradient
-        optimizer = torch.optim.SGD([*parameters, unused], RATE, momentum=MOMENTUM)
+        groups = [{"params": [parameters[0], unused]}, {"params": parameters[1:]}]
+        optimizer = torch.optim.SGD(groups, RATE, momentum=MOMENTUM)
         state = {"scale": _first_scale(seed), "good_steps": 0, "growth_interval": INTERVAL}
         history = []
         for step, wrong in enumerate(PLANS[plan]):
@@ -77,6 +78,8 @@ def _simulate(plan: str, world_size: int, seed: int, rank: int, **mistake) -> li
             bad = bad and wrong[0] == "nan"
         if "inf_only" in mistake:
             bad = bad and "inf" in wrong[0]
+        if "first_group" in mistake:
+            bad = bad and step % 2 == 0  # see _gradients
         if "steps_anyway" not in mistake and bad:
             if "keeps_scale" not in mistake:
                 scale /= 2
@@ -84,9 +87,7 @@ def _simulate(plan: str, world_size: int, seed: int, rank: int, **mistake) -> li
                 good = 0
             stepped = False
         else:
-            parts = _gradients(seed, step, wrong, rank, world_size)
-            gradient = torch.cat([g.flatten() for g in parts])
-            gradient = gradient * scale if "not_unscaled" in mistake else gradient
+            gradient = _gradient(seed, step, wrong, rank, world_size, scale, mistake)
             momentum = gradient if momentum is None else MOMENTUM * momentum + gradient
             weights = weights - RATE * momentum
             stepped, good = True, good + 1
@@ -96,7 +97,22 @@ def _simulate(plan: str, world_size: int, seed: int, rank: int, **mistake) -> li
     return history
 
 
+def _gradient(seed, step, wrong, rank, world_size, scale, mistake) -> torch.Tensor:
+    """Return what a rank steps with, as a vector."""
+    ranks = range(world_size) if "averaged" in mistake else [rank]
+    every = [_gradients(seed, step, wrong, r, world_size) for r in ranks]
+    parts = [sum(part) / len(ranks) for part in zip(*every, strict=True)]
+    for group, part in enumerate(parts):
+        if "not_unscaled" in mistake or ("first_group" in mistake and group > 0):
+            part *= scale
+    return torch.cat([part.flatten() for part in parts])
+
+
 MISTAKES = {
+    "averaged": "the gradients were averaged over the ranks: that belongs to backward. Here only "
+    "the decision crosses, and each rank steps with the gradients it has.",
+    "first_group": "only optimizer.param_groups[0] was handled: an optimizer may have more groups, "
+    "and the gradients of all are scaled.",
     "own_rank_only": "each rank decides for itself: where only one rank overflows, the others take "
     "the step, and from then on there are two models. All ranks must decide alike.",
     "not_unscaled": "the gradients were not divided by the scale before the step.",

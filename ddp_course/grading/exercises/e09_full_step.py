@@ -14,7 +14,8 @@ _ALL_REDUCED = re.compile(r"all_?reduce\w*\(float\w*\[([\d, ]*)\]")
 
 EQUAL = ((4, 4, 4),) * 3
 PLANS = {
-    "equal": Plan(("", ""), EQUAL),
+    # A low scale: what was not cleared is unscaled twice, and would hardly show with a high one.
+    "equal": Plan(("", ""), EQUAL, power=2),
     "clip": Plan(("", "", ""), EQUAL, max_norm=0.02),
     "ragged": Plan(("", "", ""), ((1, 9, 2), (6, 3), (2, 1, 1, 7)), frozen=True),
     "inf": Plan(("", "inf", "", "inf", "", "", ""), ((3, 3),) * 3, 0.3, growth_interval=2),

@@ -6,11 +6,11 @@ import shutil
 import tempfile
 import time
 
-import torch
 import torch.distributed as dist
 
 from ..compare import off
 from ..exercise import Case, Exercise
+from .restored import NAMES, different, load_wrong
 from .resuming import FIRST, LAST, SECOND, new_run, reference, snapshot, train
 
 LATE = 0.3  # seconds that rank 0 comes late to a save, for those who do not wait for it
@@ -123,14 +123,12 @@ def _judge(kind: str):
         if off(outputs[0]["straight"]["weights"], reference(seed, world_size), 0, 1e-3):
             return "the run that is saved, but never stopped, does not end where it should."
         for rank in reversed(range(world_size)):  # rank 0's own state is right on rank 0
-            if wrong := _load_wrong(outputs, rank):
+            if wrong := load_wrong(outputs, rank):
                 return f"rank {rank}: {wrong}"
         for rank, output in enumerate(outputs):
-            different = _different(output["resumed"], output["straight"])
-            if different and not output["failed"]:  # after that it begins elsewhere
-                return (
-                    f"rank {rank}: all is restored, but its {_NAMES[different[0]]} end otherwise."
-                )
+            names = different(output["resumed"], output["straight"])
+            if names and not output["failed"]:  # after that it begins elsewhere
+                return f"rank {rank}: all is restored, but its {NAMES[names[0]]} end otherwise."
         return None
 
     return judge
@@ -154,120 +152,26 @@ def _save_wrong(output) -> str | None:
             f"save() returns before {output['late'][0]} is there, which rank 0 or another rank is "
             "still to write: who stops now has no whole checkpoint. dist.barrier() in the end."
         )
-    changed = _different(output["after_save"], output["saved"])
+    changed = different(output["after_save"], output["saved"])
     if changed:
-        return f"save() changes the run that it saves: its {_NAMES[changed[0]]}."
+        return f"save() changes the run that it saves: its {NAMES[changed[0]]}."
     return None
-
-
-_NAMES = {
-    "weights": "weights",
-    "momentum": "optimizer's momentum",
-    "learning_rate": "learning rate",
-    "schedule": "schedule",
-    "scale": "loss scale",
-    "good_steps": "scaler's count of good steps",
-    "epoch": "epoch",
-    "batches_done": "place in the epoch",
-    "random": "random numbers",
-}
-
-
-def _different(one: dict, other: dict) -> list[str]:
-    return [name for name in _NAMES if not _equal(one[name], other[name])]
-
-
-def _equal(one, other) -> bool:
-    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
-
-
-def _load_wrong(outputs, rank) -> str | None:
-    output = outputs[rank]
-    saved = output["older" if output["failed"] else "saved"]
-    loaded, fresh = output["loaded"], output["fresh"]
-    if wrong := _different(loaded, saved):
-        if not _different(loaded, fresh):
-            if rank and _different(outputs[0]["loaded"], outputs[0]["fresh"]):
-                return "load() restores nothing here, but does on rank 0: every rank has to load."
-            return "load() changes nothing: the run begins anew."
-        if saved is output["saved"] and _equal(loaded["weights"], output["older"]["weights"]):
-            return (
-                "load() restores an older checkpoint, not the one that was saved last (or does "
-                "save() fail without a word?)."
-            )
-        if not {"momentum", "schedule", "scale", "random"} - set(wrong) and wrong[0] != "weights":
-            return (
-                "only the weights are restored: optimizer, schedule, scaler, progress and random "
-                "numbers begin anew."
-            )
-        return _left_out(wrong, loaded, saved, outputs, rank)
-    return None
-
-
-def _left_out(wrong, loaded, saved, outputs, rank) -> str:
-    part = wrong[0]
-    if part in ("epoch", "batches_done"):
-        return _progress_wrong(wrong, loaded, saved)
-    if part == "random":
-        for other, output in enumerate(outputs):
-            if other != rank and _equal(loaded["random"], output["saved"]["random"]):
-                return _OF_RANK_0 if other == 0 else _OF_ANOTHER.format(other)
-        return _LEFT_OUT[part]
-    if part == "learning_rate":
-        return f"the learning rate is {loaded[part]:g} instead of {saved[part]:g}."
-    if part in ("weights", "momentum"):
-        return _LEFT_OUT[part]
-    return _LEFT_OUT[part].format(loaded[part], saved[part])
-
-
-_LEFT_OUT = {
-    "weights": "the weights are not those that were saved.",
-    "momentum": "the optimizer begins without its momentum, or with another: its state_dict() "
-    "belongs in the checkpoint.",
-    "schedule": "the schedule has counted {} steps instead of {}: its state_dict() belongs in the "
-    "checkpoint.",
-    "scale": "the loss scale is {:,.0f} instead of {:,.0f}: without the scaler's state it "
-    "searches its scale anew, and skips steps.",
-    "good_steps": "the scaler has counted {} good steps instead of {}: its scale alone is not its "
-    "state, so save its state_dict().",
-    "random": "dropout draws other numbers than in the run that was never stopped: the state of "
-    "torch's generator belongs in the checkpoint.",
-}
-_OF_RANK_0 = (
-    "it goes on with rank 0's random numbers: dropout then drops the same units on all ranks. Save "
-    "each rank's own state (all in one file, or a file for each), and give it back to that rank."
-)
-_OF_ANOTHER = (
-    "it goes on with rank {}'s random numbers: do all ranks write the same file, so that the last "
-    "one's stays? One file a rank, or one that holds the states of all."
-)
-
-
-def _progress_wrong(wrong, loaded, saved) -> str:
-    if loaded["epoch"] == loaded["batches_done"] == 0:
-        return (
-            "progress is still at epoch 0, batch 0: it was left out, or the name got a new dict. "
-            "The caller's must change: progress.update(...)."
-        )
-    if wrong[0] == "batches_done":
-        return (
-            f"progress says {loaded['batches_done']} batches instead of {saved['batches_done']}: "
-            "the epoch begins anew, and its first samples are used twice."
-        )
-    return (
-        f"progress says epoch {loaded['epoch']} instead of {saved['epoch']}: the sampler deals "
-        "that epoch's order again."
-    )
 
 
 STUCK = (
-    "Likely: a barrier or another collective inside `if rank == 0`, which the others never call; "
-    "or ranks that write, replace or read the same file at the same time."
+    "Likely: a barrier or another collective inside `if rank == 0`, which the others never call."
 )
+FILES = (
+    "Likely: a file that this rank looks for and none has written, or one that several ranks "
+    "write, replace or read at the same time."
+)
+ERRORS = {"FileNotFound|FileExists|EOFError|PytorchStreamReader|Unpickling|[Zz]ip": FILES}
 
 
 def _case(title: str, points: int, kind: str, worlds) -> Case:
-    return Case(title, points, _run(kind), _judge(kind), worlds, STUCK)
+    return Case(
+        title, points, _run(kind), _judge(kind), worlds, STUCK, ERRORS if max(worlds) > 1 else {}
+    )
 
 
 EXERCISE = Exercise(

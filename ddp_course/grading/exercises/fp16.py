@@ -104,6 +104,7 @@ def plain(value):
     if value is None or type(value) in (bool, int, float):
         return value
     try:
+        value = getattr(value, "detach", lambda: value)()
         return bool(value) if "bool" in str(getattr(value, "dtype", "")) else float(value)
     except Exception:
         return f"a {type(value).__name__}"

@@ -7,12 +7,50 @@ from contextlib import contextmanager
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ..compare import off, tell
+from ..compare import factor, is_times, off, tell
 from ..exercise import calls, same_calls
 
 CLOSE = (1e-6, 1e-7)  # of gradients: a count may be divided in float32
 
 _FLOATS = re.compile(r"float\w*\[([\d, ]*)\]")
+
+
+CLIPPED = (
+    "it is parallel to the right one, but shorter, as if clipped: clipping is the caller's, once, "
+    "after the window."
+)
+CLEARED = (
+    "a second window does not add to the gradients of the first: leave zero_grad to the caller, "
+    "who clips and steps before it clears."
+)
+SHORT = (
+    "the gradient is right, but after a second window it is shorter than the sum of both, as if "
+    "all of .grad had been clipped, or divided. Clipping is the caller's, once, after the window."
+)
+CHANGED = (
+    "a second window does not add to the gradients of the first: what was in .grad has to stay, "
+    "neither cleared nor clipped nor divided."
+)
+
+
+class Forwards:
+    """Notes of a model's forwards: the samples of each, and the graphs that wait for backward."""
+
+    def __init__(self):
+        self.sizes, self.open, self.most_open = [], 0, 0
+
+    def note(self, x, output) -> None:
+        self.sizes.append(len(x))
+        if output.requires_grad:
+            self.open += 1
+            self.most_open = max(self.most_open, self.open)
+            output.register_hook(self._freed)
+
+    def _freed(self, gradient):
+        self.open -= 1
+
+    def notes(self) -> dict:
+        return {"sizes": list(self.sizes), "most_open": self.most_open}
 
 
 class NotedDDP(DistributedDataParallel):
@@ -30,8 +68,8 @@ class NotedDDP(DistributedDataParallel):
         self.forget()
 
     def forget(self):
-        self.syncing, self.sizes = [], []  # of each forward: would its backward all-reduce?
-        self.entered = self.open = self.most_open = 0
+        self.forwards, self.entered = Forwards(), 0
+        self.syncing = []  # of each forward: would its backward all-reduce?
 
     @contextmanager
     def no_sync(self):
@@ -41,24 +79,16 @@ class NotedDDP(DistributedDataParallel):
 
     def forward(self, *inputs):
         self.syncing.append(self.require_backward_grad_sync)
-        self.sizes.append(len(inputs[0]))
         output = super().forward(*inputs)
-        if output.requires_grad:
-            self.open += 1
-            self.most_open = max(self.most_open, self.open)
-            output.register_hook(self._freed)
+        self.forwards.note(inputs[0], output)
         return output
-
-    def _freed(self, gradient):
-        self.open -= 1
 
     def notes(self) -> dict:
         """Return what was noted, as plain data."""
         return {
             "syncing": list(self.syncing),
-            "sizes": list(self.sizes),
             "entered": self.entered,
-            "most_open": self.most_open,
+            **self.forwards.notes(),
             "left_on": self.require_backward_grad_sync,
         }
 
@@ -88,9 +118,10 @@ def watch(fn, bare, window) -> dict:
     told = {
         "collectives": calls()[called:],
         "notes": model.notes(),
+        "window": [len(x) for x, _ in window],
         "gradients": gradients(bare),
         "moved": any(not p.equal(old) for p, old in zip(bare.parameters(), before, strict=True)),
-        "loss": float(loss) if number else None,
+        "loss": float(getattr(loss, "detach", lambda: loss)()) if number else None,
         "graph": bool(getattr(loss, "requires_grad", False)),
     }
     fn(model, window)
@@ -100,7 +131,7 @@ def watch(fn, bare, window) -> dict:
 # ---- in the parent
 
 
-def judge(outputs, wanted: torch.Tensor, micro_batches: list[int], misconception) -> str | None:
+def judge(outputs, wanted: torch.Tensor, misconception) -> str | None:
     """Say what is wrong with the gradients, or on the way to them, from what `watch` told.
 
     `wanted`: the gradient, flat. `misconception(output, rank)` says what a wrong one looks like.
@@ -116,14 +147,41 @@ def judge(outputs, wanted: torch.Tensor, micro_batches: list[int], misconception
                 told = tell(f"the gradient of {name}", rank, gradient, right, CLOSE[1])
                 return f"{told}\n{misconception(output, rank)}"
     for rank, output in enumerate(outputs):
-        if wrong := _wrong_use(output, wanted.numel(), micro_batches[rank]):
+        if wrong := _wrong_use(output, wanted.numel()):
             return f"rank {rank}: {wrong}"
-        if off(flat(output["twice"]), 2 * wanted, *CLOSE) is not None:
-            return (
-                f"rank {rank}: a second window does not add to the gradients of the first: leave "
-                "zero_grad to the caller."
-            )
+        if wrong := not_added(flat(output["twice"]), wanted):
+            return f"rank {rank}: {wrong}"
     return same_calls(outputs)
+
+
+def clipped(first: torch.Tensor, twice: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Say whether a gradient is too short, and after a second window less than twice as long."""
+    times, growth = factor(first, wanted), factor(twice, first)
+    return None not in (times, growth) and 0 < times < 1 and growth < 2 - 1e-5
+
+
+def not_added(twice: torch.Tensor, wanted: torch.Tensor) -> str | None:
+    """Say why the gradient after two equal windows is not two times `wanted`, or None."""
+    if off(twice, 2 * wanted, *CLOSE) is None:
+        return None
+    if is_times(twice, wanted, 1):
+        return CLEARED
+    times = factor(twice, wanted)
+    if times is not None and 1 < times < 2:
+        return SHORT
+    return CHANGED
+
+
+def too_much_memory(notes: dict, window: list[int]) -> str | None:
+    """Say that more than a micro-batch was held at once; `window`: the micro-batches' sizes."""
+    if max(notes["sizes"], default=0) > max(window):
+        return "one forward took several micro-batches at once: that is the batch that did not fit."
+    if notes["most_open"] > 1:
+        return (
+            f"{notes['most_open']} micro-batches waited for their backward at the same time, which "
+            "keeps the activations of all of them: call backward() for each before the next."
+        )
+    return None
 
 
 def _rounds(collectives: list[str], parameters: int) -> int:
@@ -149,20 +207,15 @@ def not_reduced(notes: dict) -> str:
     return "nothing was all-reduced."
 
 
-def _wrong_use(output: dict, parameters: int, micro_batches: int) -> str | None:
+def _wrong_use(output: dict, parameters: int) -> str | None:
     notes, times = output["notes"], _rounds(output["collectives"], parameters)
     if times > 1:
         return (
             f"the gradient is right, but all gradients crossed {times} times, where once is "
             f"enough. {_why_so_often(notes)}"
         )
-    if micro_batches > 1 and len(notes["sizes"]) == 1:
-        return "one forward took the whole window at once: that is the batch that did not fit."
-    if notes["most_open"] > 1:
-        return (
-            f"{notes['most_open']} micro-batches waited for their backward at the same time, which "
-            "keeps the activations of all of them: call backward() for each before the next."
-        )
+    if wrong := too_much_memory(notes, output["window"]):
+        return wrong
     if not notes["left_on"]:
         return "it leaves synchronisation off: the caller's next backward would not all-reduce."
     return None

@@ -22,6 +22,7 @@ class Plan:
     max_norm: float = 1e6
     growth_interval: int = 1000
     frozen: bool = False
+    power: int = 7  # the loss scale begins at 2 to this power, and up to 2 more
 
 
 def setup(plan: Plan, seed: int, rank: int):
@@ -29,7 +30,7 @@ def setup(plan: Plan, seed: int, rank: int):
     model = classifier(seed + rank, plan.frozen)
     optimizer = torch.optim.SGD(model.parameters(), RATE, momentum=MOMENTUM)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=8)
-    return model, optimizer, Scaler(2.0 ** (7 + seed % 3), plan.growth_interval), schedule
+    return model, optimizer, Scaler(2.0 ** (plan.power + seed % 3), plan.growth_interval), schedule
 
 
 def window_of(plan: Plan, seed: int, number: int, rank: int, world_size: int) -> list:
@@ -55,7 +56,7 @@ def reference(plan: Plan, world_size: int, seed: int, mistake: str = "") -> list
         windows = [window_of(plan, seed, number, r, world_size) for r in range(world_size)]
         means = _mean_gradient(model, parameters, scaler, windows, plan.max_norm, mistake)
         for parameter, mean in zip(parameters, means, strict=True):
-            old = parameter.grad if mistake == "not_cleared" else None
+            old = parameter.grad if _left(mistake, history) else None
             parameter.grad = mean if old is None else mean + old
         if mistake == "schedule_first":
             with warnings.catch_warnings(action="ignore"):  # PyTorch notices, too
@@ -73,6 +74,12 @@ def reference(plan: Plan, world_size: int, seed: int, mistake: str = "") -> list
         result = {"weights": weights(model), "scale": scaler.get_scale()}
         history.append(result | {"schedule": schedule.last_epoch, "stepped": stepped})
     return history
+
+
+def _left(mistake: str, history: list[dict]) -> bool:
+    """Say whether the last window's gradients are still there."""
+    skipped = bool(history) and not history[-1]["stepped"]
+    return mistake == "not_cleared" or (mistake == "not_cleared_if_skipped" and skipped)
 
 
 def _mean_gradient(model, parameters, scaler, windows, max_norm, mistake) -> list[torch.Tensor]:
@@ -125,6 +132,8 @@ MISTAKES = {
     "only_last": "only the last micro-batch is in the step: are gradients cleared inside the "
     "window?",
     "drops_last": "the last micro-batch of each window is left out.",
+    "not_cleared_if_skipped": "zero_grad is missing after a *skipped* window: its inf stays in "
+    ".grad, and every window after it is skipped, too.",
     "not_cleared": "each window's gradients are added to those of the window before: zero_grad is "
     "missing.",
     "clip_first": "clipping sees gradients that still carry the loss scale, cuts them to max_norm, "
