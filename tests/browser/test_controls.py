@@ -88,15 +88,9 @@ def test_the_explorer_keeps_what_is_typed(page, lab, screenshots):
         number.fill(text)
         number.press("Enter")
         page.get_by_text(f"{float(text):.9g}", exact=False).first.wait_for()
-        slider = page.locator("[role=slider]")
-        was = slider.get_attribute("aria-valuenow")
         assert float(number.input_value()) == float(text)
-    slider.focus()
+    page.locator("[role=slider]").focus()
     page.keyboard.press("ArrowRight")
-    page.wait_for_function(
-        "([was]) => document.querySelector('[role=slider]').getAttribute('aria-valuenow') != was",
-        arg=[was],
-    )
     page.wait_for_function("document.querySelector('.widget-text input').value != '-3'")
     page.screenshot(path=screenshots / "formats.png")
     assert page.errors == []
