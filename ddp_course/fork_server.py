@@ -167,7 +167,10 @@ def _guard(run: socket.socket) -> None:
     while not leaving:
         ready, _, _ = select.select([run, wake_read], [], [])
         if run in ready:
-            data, fds, _, _ = socket.recv_fds(run, 1, 3)
+            try:
+                data, fds, _, _ = socket.recv_fds(run, 1, 3)
+            except ConnectionError:  # the kernel has gone, and left something unread
+                break
             if not data:
                 break
             try:
@@ -175,8 +178,11 @@ def _guard(run: socket.socket) -> None:
             except OSError:  # no more processes: the closed socket will tell
                 break
             if pid == 0:
-                run.close()
-                _become_rank(fds)
+                try:
+                    run.close()
+                    _become_rank(fds)
+                finally:
+                    os._exit(1)
             for fd in fds:
                 os.close(fd)
             ranks[pid] = len(ranks)

@@ -186,14 +186,6 @@ def test_check_sees_what_has_no_partner(course):
     assert "notebooks/99_old.ipynb: has no text" in output
 
 
-@pytest.mark.parametrize(
-    ("text", "complaints"),
-    [
-        ("# %%\nx = 1\n\n# %%\nprint(x)\nx / 0\n", ["cell 2 failed", "x / 0", "ZeroDivisionError"]),
-        ('# %% tags=["raises-exception"]\nx = 1\n', ["cell 1", "nothing was raised"]),
-        ("# %%\nimport os\nos._exit(3)\n", ["cell 1 killed its kernel", "os._exit(3)"]),
-    ],
-)
 def test_prose_alone_is_built_without_running_anything(course):
     stored = load(course)
     write(course, LESSON.replace("# # A lesson", "# # A better lesson"))
@@ -207,6 +199,14 @@ def test_prose_alone_is_built_without_running_anything(course):
     assert code == 1 and "its code has changed, too" in output
 
 
+@pytest.mark.parametrize(
+    ("text", "complaints"),
+    [
+        ("# %%\nx = 1\n\n# %%\nprint(x)\nx / 0\n", ["cell 2 failed", "x / 0", "ZeroDivisionError"]),
+        ('# %% tags=["raises-exception"]\nx = 1\n', ["cell 1", "nothing was raised"]),
+        ("# %%\nimport os\nos._exit(3)\n", ["cell 1 killed its kernel", "os._exit(3)"]),
+    ],
+)
 def test_a_failed_build_says_where_and_leaves_the_notebook_alone(course, text, complaints):
     before = (course / "notebooks" / "00_a.ipynb").read_bytes()
     write(course, text)

@@ -8,6 +8,7 @@ from torch import nn
 from ..compare import off, tell
 from ..exercise import Case, Exercise, calls, generator, same_calls
 from . import buckets
+from .buckets import AGAIN  # for `run`, which must not name the module of the judge
 
 CAP = 400  # bytes
 LATE = 5  # seconds that a late rank gives the others to end their backward: they need milliseconds
@@ -87,7 +88,7 @@ def _try(fn, kind, cap, steps, late, rank, seed) -> dict:
             done.append(_step(model, finish, late, rank, seed, step))
         except Exception as error:
             if step:
-                error.add_note(f"This is backward {step + 1}. {buckets.AGAIN}")
+                error.add_note(f"This is backward {step + 1}. {AGAIN}")
             raise
     moved = [n for n, tensor in model.state_dict().items() if not tensor.equal(begun[n])]
     return {"begun": begun, "steps": done, "moved": moved}
@@ -170,7 +171,7 @@ def _judge_try(tries, kind, cap, seed) -> str | None:
             or buckets.messages(outputs[0], own[0], cap)
         )
         if wrong:
-            return f"backward {step + 1}: {wrong}\n{buckets.AGAIN}" if step else wrong
+            return f"backward {step + 1}: {wrong}\n{AGAIN}" if step else wrong
         before = local
     return None
 
