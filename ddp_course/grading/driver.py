@@ -8,6 +8,7 @@ import os
 import pickle
 import shutil
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -27,6 +28,8 @@ MOST_DISK = 512 << 20  # bytes that a submission may write in its folder
 GRACE = 5  # seconds that processes may take to end with their examiner, on a busy machine
 LOOK = 0.25  # seconds between two looks at processes, memory and disk
 
+# One at a time: judges seed torch's global generator, and --jobs has several threads.
+_judging = threading.Lock()
 cloudpickle.register_pickle_by_value(exercises)  # `run` travels alone, its judge stays here
 
 
@@ -177,7 +180,8 @@ class Driver:
                 told.patched |= {clean(str(name)) for name in answer.get("patched", ())}
                 if answer.get("refused") is not None:
                     return f"rank {rank}: {answer['refused']}"
-            return case.judge([answer["values"] for answer in answers], world, self.seed)
+            with _judging:
+                return case.judge([answer["values"] for answer in answers], world, self.seed)
         except Exception as error:  # data of any kind may come back
             return f"what comes back cannot be judged: {type(error).__name__}: {error}"
 
