@@ -67,8 +67,11 @@ class Hosts:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
 
-    def sent_again(self, number: int) -> int:
-        """Return how many TCP segments a host has sent once more, having heard nothing."""
+    def sent_again(self) -> int:
+        """Return how many TCP segments all hosts have sent once more, having heard nothing."""
+        return sum(self._sent_again(number + 1) for number in range(self.count))
+
+    def _sent_again(self, number: int) -> int:
         told = self.ip(f"netns exec host{number} cat /proc/net/snmp")
         names, values = (line.split() for line in told.splitlines() if line.startswith("Tcp:"))
         return int(values[names.index("RetransSegs")])
