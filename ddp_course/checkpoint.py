@@ -5,6 +5,7 @@ it had never stopped. With more than two ranks that takes one forward and backwa
 before `load`: DDP lays out its buckets anew after the first, and the order in which the ranks'
 numbers are summed, hence the last bit, depends on a number's place in its bucket.
 
+A model sharded by `fsdp` is saved whole: its file also fits DDP or one process, and theirs fit it.
 To use only the weights: `torch.load(path, weights_only=True)["model"]`.
 """
 
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from . import fsdp
 from .process_group import this_rank
 
 FORMAT = "ddp_course checkpoint 1"
@@ -44,10 +46,10 @@ def save(
     is there; raises RuntimeError with the reason on every rank if it could not be written.
     """
     generators = _gather(_generators())
+    state = _states(_unwrap(model), optimizer, amp, scheduler)  # on every rank: it may be sharded
     error = None
     if generators is not None:  # on rank 0
         try:
-            state = _states(_unwrap(model), optimizer, amp, scheduler)
             state |= {"format": FORMAT, "epoch": epoch, "step": step, "batches_done": batches_done}
             _write(Path(path), state | {"extra": extra, "generators": generators})
         except Exception as caught:
@@ -81,11 +83,10 @@ def load(
         _check_world_size(path, len(state["generators"]))
     _check_parts(path, state, amp, scheduler)
     try:
-        _unwrap(model).load_state_dict(state["model"])
+        _load(_unwrap(model), optimizer, state)
     except RuntimeError as error:
         lines = " ".join(str(error).split())
         raise ValueError(f"{path} is a checkpoint of another model: {lines[:300]}") from None
-    optimizer.load_state_dict(state["optimizer"])
     for name, part in (("amp", amp), ("scheduler", scheduler)):
         if part is not None:
             part.load_state_dict(state[name])
@@ -101,7 +102,18 @@ def _unwrap(model):
 
 def _states(model, optimizer, amp, scheduler) -> dict:
     parts = {"model": model, "optimizer": optimizer, "amp": amp, "scheduler": scheduler}
-    return {name: None if part is None else part.state_dict() for name, part in parts.items()}
+    return {
+        name: None if part is None else fsdp.whole(part.state_dict())
+        for name, part in parts.items()
+    }
+
+
+def _load(model, optimizer, state):
+    if fsdp.is_sharded(model):
+        fsdp.load(model, optimizer, state["model"], state["optimizer"])
+    else:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
 
 
 def _check_world_size(path, saved):

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import torch
 
-from . import checkpoint, data, models
+from . import checkpoint, data, logs, models
 from .amp import PRECISIONS, MixedPrecision
+from .compression import COMPRESSIONS
 from .process_group import this_rank
 
 TASKS = {"digits": ("mlp", "cnn"), "text": ("gpt",)}  # the first is the default
+STRATEGIES = ("ddp", "fsdp")
 LIMITS = {"init_scale": 3e38}
 MAY_BE_ZERO = ("warmup_steps", "seed", "ranks")
 
@@ -41,9 +43,12 @@ class Settings:
     growth_interval: int = _setting(
         2000, "fp16: steps without overflow before the loss scale doubles"
     )
+    strategy: str = _setting("ddp", "ddp, or fsdp to shard weights, gradients and optimizer state")
+    compression: str = _setting("none", "of gradients on their way: none, fp16, bf16 or powersgd")
     seed: int = _setting(0, "seed of split, weights and order")
     checkpoint: str = _setting("", "file to save after every epoch")
     resume: bool = _setting(False, "go on from the checkpoint file if it exists")
+    tensorboard: str = _setting("", "folder to write logs for TensorBoard to")
 
     def __post_init__(self):
         if self.task not in TASKS:
@@ -53,6 +58,14 @@ class Settings:
             choices = " or ".join(TASKS[self.task])
             raise ValueError(
                 f"model {self.model!r} does not fit task {self.task!r}: choose {choices}."
+            )
+        for name, known in (("strategy", STRATEGIES), ("compression", COMPRESSIONS)):
+            if getattr(self, name) not in known:
+                choices = ", ".join(known)
+                raise ValueError(f"unknown {name} {getattr(self, name)!r}: choose from {choices}.")
+        if self.strategy == "fsdp" and self.compression != "none":
+            raise ValueError(
+                "compression is for DDP's all-reduces: none with strategy fsdp."
             )
         for setting in dataclasses.fields(self):
             value, least = getattr(self, setting.name), 0 if setting.name in MAY_BE_ZERO else 1e-30
@@ -86,6 +99,7 @@ class Settings:
 
     def check(self) -> None:
         """Raise ValueError for what this machine cannot do, before any process starts."""
+        logs.check(self.tensorboard)
         self.check_place()
         self.window(this_rank().world_size)
         self.mixed_precision().check_model(self.build_model(self.load_data()[0]))
@@ -111,8 +125,8 @@ class Settings:
             )
 
     def identity(self) -> dict:
-        """Return what must be equal for a resume: all but the checkpoint's place."""
-        place = ("checkpoint", "resume")
+        """Return what must be equal for a resume: all but places, and who holds which shard."""
+        place = ("checkpoint", "resume", "tensorboard", "strategy")
         return {k: v for k, v in dataclasses.asdict(self).items() if k not in place}
 
     def mixed_precision(self) -> MixedPrecision:
@@ -136,6 +150,7 @@ def _existing(folder: Path) -> Path:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give a command line an option for each field of `Settings`."""
     choices = {"task": list(TASKS), "precision": PRECISIONS, "model": sum(TASKS.values(), ())}
+    choices |= {"strategy": STRATEGIES, "compression": COMPRESSIONS}
     for setting in dataclasses.fields(Settings):
         name, text = "--" + setting.name.replace("_", "-"), setting.metadata["help"]
         if setting.type is bool:

@@ -22,8 +22,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from . import checkpoint, data
+from . import checkpoint, data, fsdp
 from .accumulation import accumulate, windows
+from .compression import compress
+from .logs import tensorboard
 from .process_group import process_group, this_rank, threads_per_rank
 from .rank import report
 from .settings import Parser, Settings, add_arguments, settings_from
@@ -145,8 +147,7 @@ def run(settings: Settings, tell: Callable = report) -> dict:
     amp = settings.mixed_precision()
     amp.check_model(model)
     if dist.is_initialized():
-        model = DistributedDataParallel(model)
-        model._set_ddp_runtime_logging_sample_rate(1)  # its clock, for every step
+        model = _distribute(model, settings)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
     window = settings.window(this_rank().world_size)
     steps = settings.epochs * math.ceil(len(loader) / window)
@@ -156,15 +157,31 @@ def run(settings: Settings, tell: Callable = report) -> dict:
     parts = {"model": model, "optimizer": optimizer, "amp": amp, "scheduler": scheduler}
     done = _resume(settings, parts, loader)
     schedule = {"epochs": settings.epochs, "accumulation_steps": window}
-    for record in train(model, loader, optimizer, amp, scheduler, **schedule, done=done):
-        tell(**record, **_communication(model, record["seconds"]), steps=steps)
-        if settings.checkpoint and record["batches_done"] == len(loader):
-            epoch, step = record["epoch"] + 1, record["step"] + 1
-            extra = settings.identity()
-            checkpoint.save(settings.checkpoint, **parts, epoch=epoch, step=step, extra=extra)
+    with tensorboard(settings.tensorboard) as log:
+        for record in train(model, loader, optimizer, amp, scheduler, **schedule, done=done):
+            record |= {**_communication(model, record["seconds"]), "steps": steps}
+            tell(**record)
+            log(record)
+            if settings.checkpoint and record["batches_done"] == len(loader):
+                epoch, step = record["epoch"] + 1, record["step"] + 1
+                extra = settings.identity()
+                checkpoint.save(settings.checkpoint, **parts, epoch=epoch, step=step, extra=extra)
+    weights = fsdp.whole(getattr(model, "module", model).state_dict())
+    if fsdp.is_sharded(model):  # its forward is collective: ranks with fewer batches would hang it
+        model = settings.build_model(train_set).to(this_rank().device)
+        model.load_state_dict(weights)
     test_loss, accuracy = evaluate(model, data.exact_shard(test_set, 256), amp)
-    weights = getattr(model, "module", model).state_dict()
     return {"test_loss": test_loss, "accuracy": accuracy, "steps": steps, "weights": weights}
+
+
+def _distribute(model, settings: Settings):
+    """Return the model as DDP's, or sharded."""
+    if settings.strategy == "fsdp":
+        return fsdp.shard(model)
+    model = DistributedDataParallel(model)
+    model._set_ddp_runtime_logging_sample_rate(1)  # its clock, for every step
+    compress(model, settings.compression)
+    return model
 
 
 def _communication(model, seconds: float) -> dict[str, float]:
@@ -184,7 +201,8 @@ def _resume(settings: Settings, parts: dict, loader) -> tuple[int, int, int]:
     """
     if not settings.resume or not Path(settings.checkpoint).exists():
         return 0, 0, 0
-    _settle_buckets(parts["model"], loader, parts["amp"])
+    if isinstance(parts["model"], DistributedDataParallel):
+        _settle_buckets(parts["model"], loader, parts["amp"])
     state = checkpoint.load(settings.checkpoint, **parts, any_world_size=settings.ranks > 0)
     for name, value in settings.identity().items():
         if (state["extra"] or {}).get(name, value) != value:

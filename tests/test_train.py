@@ -210,6 +210,9 @@ def test_a_skipped_step_does_not_advance_the_schedule():
         ({"learning_rate": math.nan}, "learning_rate must be above 0"),
         ({"warmup_steps": -1}, "warmup_steps must be at least 0"),
         ({"resume": True}, "give --checkpoint FILE as well"),
+        ({"strategy": "zero"}, "unknown strategy 'zero': choose from ddp, fsdp"),
+        ({"compression": "zip"}, "unknown compression 'zip': choose from none, fp16"),
+        ({"strategy": "fsdp", "compression": "fp16"}, "none with strategy fsdp"),
     ],
 )
 def test_bad_settings_are_one_clear_line(change, line):
