@@ -37,8 +37,9 @@ PRELOAD_WHEN_IDLE = (
     "torch._inductor",
 )
 
-# A server looks twice a second whether its kernel still lives, whatever it imports meanwhile.
-LEAVE = """
+# A server looks twice a second whether its kernel still lives, whatever it imports meanwhile. As
+# text, since it must run before this package, and so torch, is imported.
+_LEAVE = """
 import os, signal, sys
 signal.signal(signal.SIGALRM, lambda *_: os.getppid() == {kernel} or os._exit(0))
 signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)  # not inherited by what it forks
@@ -89,7 +90,7 @@ class Client:
         self._socket, theirs = socket.socketpair()
         course = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         path = [course, *(os.path.abspath(folder) for folder in sys.path)]
-        command = LEAVE.format(kernel=os.getpid())  # before the import of torch, which takes long
+        command = _LEAVE.format(kernel=os.getpid())  # before the import of torch, which takes long
         command += f"sys.path[:] = {path!r}\nfrom {__name__} import serve\nserve(0)"
         with theirs:
             self._process = subprocess.Popen(
@@ -105,6 +106,11 @@ class Client:
 
 client = Client()
 atexit.register(client.close)
+
+
+def leave_with(kernel: int) -> None:
+    """End this process soon after its parent, `kernel`."""
+    exec(_LEAVE.format(kernel=kernel))
 
 
 def serve(fd: int) -> None:

@@ -173,6 +173,7 @@ def others(tmp_path_factory):
 @pytest.mark.parametrize("name", HARMLESS)
 def test_oddities_cost_nothing(others, name):
     assert others[0][name].points == FULL, others[0][name].checks
+    assert not [note for note in others[0][name].notes if "asked for" in note]
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -114,12 +114,12 @@ def _one(one, plan, nursery, users, stop) -> Result:
 
 def _other_course(work, plan) -> list[str]:
     """Say so if none of the functions is there, and what is instead."""
-    from .source import functions
+    from .source import definitions, functions
 
-    there = [name for cells in work.cells.values() for name in functions(cells)]
-    wanted = {exercise.function for exercise in plan.exercises}
-    if not work.cells or wanted & set(there):
+    files, wanted = work.cells.values(), {exercise.function for exercise in plan.exercises}
+    if not files or any(definitions(cells, name) for cells in files for name in wanted):
         return []
+    there = [name for cells in files for name in functions(cells)]
     told = f"none of the {len(wanted)} functions asked for is in it"
     return [f"{told}; it has {', '.join(there[:10])}" if there else f"{told}, and no other either"]
 

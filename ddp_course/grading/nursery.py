@@ -72,10 +72,16 @@ class Nursery:
                 self._socket.close()
                 self._start()
             self._socket.settimeout(START_UP)
-            socket.send_fds(self._socket, [order], [job, answers])
-            told = self._socket.recv(64)
+            try:
+                socket.send_fds(self._socket, [order], [job, answers])
+                told = self._socket.recv(64)
+            except ConnectionError:
+                told = b""
         if not told:
-            raise ChildProcessError("the process that starts examiners has ended")
+            raise ChildProcessError(
+                "the process that starts examiners has ended; does this run here: "
+                f"{sys.executable} -I -c 'import torch, cloudpickle'"
+            )
         return int(told)
 
 
@@ -176,5 +182,5 @@ def _become_server(fd: int):
         os.dup2(os.open(os.devnull, os.O_WRONLY), target)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     sandbox.open_memory()
-    exec(fork_server.LEAVE.format(kernel=os.getppid()))
+    fork_server.leave_with(os.getppid())
     fork_server.serve(0)

@@ -5,10 +5,12 @@ A *cell* is (place, source): "cell 7" or "work.py", with its line numbers kept f
 
 import ast
 import re
+import threading
 from collections.abc import Iterator
 
 _MAGIC = re.compile(r"^(\s*)([%!?]|[\w.]+\?+\s*$|[\w, ]+=\s*[!%])")
 _WRAPPERS = ("%%time", "%%timeit", "%%capture")
+_parsing = threading.Lock()
 MOST_CHARACTERS = 1_000_000  # of all code of a file
 
 Cell = tuple[str, str]
@@ -22,13 +24,21 @@ def parse(place: str, text: str) -> tuple[ast.Module | None, str, str]:
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     for source in (text, _without_magics(text)):
         try:
-            return ast.parse(source), source, ""
+            return _tree(source), source, ""
         except SyntaxError as error:
             line = f", line {error.lineno}" if error.lineno else ""
             note = f"{place}{line}: syntax error ({error.msg}); this cell is left out"
         except (ValueError, RecursionError, MemoryError) as error:  # NUL bytes; nested too deep
             note = f"{place}: no Python ({type(error).__name__}); this cell is left out"
     return None, "", note
+
+
+def _tree(source: str) -> ast.Module:
+    """Parse, one thread at a time: Python 3.11 counts the depth of nesting for all threads in one
+    place, and two that parse at once fail now and then (github.com/python/cpython/issues/106905).
+    """
+    with _parsing:
+        return ast.parse(source)
 
 
 def _without_magics(text: str) -> str:
@@ -78,7 +88,7 @@ def needed(cells: list[Cell], function: str) -> list[Cell]:
     found = [
         ((place, _text(source, statement)), statement, binds(statement))
         for place, source in cells
-        for statement in ast.parse(source).body
+        for statement in _tree(source).body
     ]
     wanted, keep = {function}, set()
     while True:
@@ -111,7 +121,7 @@ def _text(source: str, statement: ast.stmt) -> str:
 
 def definitions(cells: list[Cell], name: str) -> list[str]:
     """Return the places where a name is given a value, in order."""
-    return [place for place, source in cells for s in ast.parse(source).body if name in binds(s)]
+    return [place for place, source in cells for s in _tree(source).body if name in binds(s)]
 
 
 def functions(cells: list[Cell]) -> list[str]:
@@ -120,7 +130,7 @@ def functions(cells: list[Cell]) -> list[str]:
         dict.fromkeys(
             statement.name
             for _, source in cells
-            for statement in ast.parse(source).body
+            for statement in _tree(source).body
             if isinstance(statement, ast.FunctionDef)
         )
     )
