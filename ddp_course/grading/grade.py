@@ -120,7 +120,7 @@ def _other_course(work, plan) -> list[str]:
     if not files or any(definitions(cells, name) for cells in files for name in wanted):
         return []
     there = [name for cells in files for name in functions(cells)]
-    told = f"none of the {len(wanted)} functions asked for is in it"
+    told = "no function that was asked for is in it"
     return [f"{told}; it has {', '.join(there[:10])}" if there else f"{told}, and no other either"]
 
 
