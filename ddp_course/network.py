@@ -139,6 +139,7 @@ bf16_compress_hook.__name__ = "bf16_hook"  # by torch's name DDP would refuse it
 def power_sgd(link: SlowLink) -> Callable:
     """Return torch's PowerSGD hook with its messages on `link`; its state is a PowerSGDState.
 
+    On gloo for one bucket (bucket_cap_mb large): of several it mixes up the messages.
     Raises TypeError, when first called, for another state.
     """
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torchs

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from . import checkpoint, data, fsdp
 from .accumulation import accumulate, windows
-from .compression import compress
+from .compression import compressed_ddp
 from .logs import tensorboard
 from .process_group import process_group, this_rank, threads_per_rank
 from .rank import report
@@ -178,9 +178,8 @@ def _distribute(model, settings: Settings):
     """Return the model as DDP's, or sharded."""
     if settings.strategy == "fsdp":
         return fsdp.shard(model)
-    model = DistributedDataParallel(model)
+    model = compressed_ddp(model, settings.compression)
     model._set_ddp_runtime_logging_sample_rate(1)  # its clock, for every step
-    compress(model, settings.compression)
     return model
 
 

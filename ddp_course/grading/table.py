@@ -22,6 +22,11 @@ MODULES = (
     "e08_dynamic_scaler",
     "e09_full_step",
     "e09_resume",
+    "e10_scaling_report",
+    "e11_find_the_hang",
+    "e12_torchrun_script",
+    "e13_zero1_optimizer",
+    "e14_capstone",
 )
 
 

@@ -11,9 +11,12 @@ formats       gradients against the range of a number format
 grids         heat maps of what ranks hold, before and after; when each of them ran
 ledger        memory of one GPU, part by part or strategy by strategy
 strategies    what each rank holds under each strategy, and what crosses
+strategy_choice  GPUs for one copy of a model, as published and as chosen
 indices       which rank sees which sample
 ring          the ring all-reduce by steps
 cost          time of a collective against its bytes
+scaling       speed-up by ranks; time of a step by bandwidth and by number of buckets
+waits         the last collectives of each rank, and who never came
 """
 
 from .accumulated import accumulated, placements
@@ -27,13 +30,17 @@ from .indices import index_grid
 from .ledger import memory_ledger
 from .prediction import prediction
 from .ring import ring, ring_slider, ring_strip
+from .scaling import bucket_sweep, slow_link, speedup
 from .strategies import strategies
+from .strategy_choice import strategy_choice
 from .timeline import timeline
+from .waits import waits
 
 __all__ = [
     "Picture",
     "accumulated",
     "before_after",
+    "bucket_sweep",
     "compare",
     "drift",
     "gradient_histogram",
@@ -48,10 +55,14 @@ __all__ = [
     "ring_slider",
     "ring_strip",
     "show",
+    "slow_link",
+    "speedup",
     "strategies",
+    "strategy_choice",
     "summary",
     "throughput",
     "time_against_bytes",
     "timeline",
     "turns",
+    "waits",
 ]

@@ -116,7 +116,7 @@ def _told(pairs, unit, names) -> list[str]:
     told = []
     for what, (predicted, measured) in pairs.items():
         numbers = f"{guess} {say(predicted, unit)}, {source} {say(measured, unit)}"
-        named = f"{what}: {numbers}" if what else numbers.capitalize()
+        named = f"{what}: {numbers}" if what else numbers[0].upper() + numbers[1:]
         told.append(f"{named} ({difference(predicted, measured, guess)})")
     if len(pairs) > 1 and guess == "predicted":
         close = sum(abs(one - value) <= 0.1 * abs(value) for one, value in pairs.values())
