@@ -20,6 +20,12 @@ PERIOD = 0.05  # seconds in which a slowed rank stops and goes once
 _latest = None  # there is one at a time: running the cell again ends what it had started
 
 
+def stop_latest() -> None:
+    """End the run in the background that was started last, if it still goes on."""
+    if _latest is not None:
+        _latest.stop()
+
+
 class Background:
     """A run in the background. `records` grows as ranks report; `lines` is what they printed last.
 
@@ -29,8 +35,7 @@ class Background:
 
     def __init__(self, supervisor, work: bytes, backend: str, result, on_end=None):
         global _latest
-        if _latest is not None:
-            _latest.stop()
+        stop_latest()
         _latest = self
         self.nproc, self.error = supervisor.state.nproc, None
         self.records, self.lines = supervisor.state.records, collections.deque(maxlen=MOST_LINES)

@@ -7,13 +7,14 @@ the arrow keys and the space bar.
 """
 
 import html
+import inspect
 import math
 import threading
 from collections.abc import Callable
 
 import ipywidgets as widgets
 
-from . import errors, live
+from . import background, errors, live
 from .launch import launch
 from .plots import Picture
 
@@ -21,7 +22,7 @@ STATES = {  # of a run: what to say of it
     "ready": "● ready: press Start",
     "starting": "◌ starting …",
     "running": "▶ running",
-    "paused": "⏸ paused",
+    "paused": "❚❚ paused",
     "stopped": "■ stopped: all ranks are gone",
     "done": "✓ done",
     "failed": "✕ failed",
@@ -34,8 +35,9 @@ class Panel(widgets.VBox):
     `worker` may be {"name": function, …}, to be chosen from. `dials`, for the ranks to read with
     `dials(name=…)`: {name: (lowest, first, highest)} as sliders, or {name: False or True} as check
     boxes, then 0 or 1. `draw` returns SVG or HTML text, or a Picture; it is called in a thread, at
-    most five times a second. `harm` offers to kill and to slow a rank. `size` of the type is in
-    points; `options` go to `launch`.
+    most five times a second. `harm` offers to kill and to slow a rank, `listing` shows the chosen
+    worker's source. `size` of the type is in points; `options` go to `launch`. A new panel ends the
+    run of the one before, as running its cell again should.
     """
 
     def __init__(
@@ -46,12 +48,17 @@ class Panel(widgets.VBox):
         draw: Callable = live.panels,
         title: str = "",
         harm: bool = False,
+        listing: bool = False,
         size: int = 18,
         timeout: float | None = None,
         **options,
     ):
+        background.stop_latest()
         self._options = {"nproc": nproc, "timeout": timeout, **options}
         self._worker, choice = _choice(worker)
+        for chosen in choice:
+            chosen.observe(self._choose_another, "value")
+        self._listing = [widgets.HTML()] if listing else []
         self._draw, self._size = draw, size
         self.run, self._pace, self._records = None, live.Pace(), []
         self._status = widgets.HTML()
@@ -64,9 +71,10 @@ class Panel(widgets.VBox):
         rows[:0] = choice
         if harm:
             rows.append(widgets.HBox(self._harm(nproc), layout=_WRAP))
-        super().__init__([_big(), *heading, *rows, self._status, self._picture])
+        shown = [*self._listing, self._status, self._picture]
+        super().__init__([_big(), *heading, *rows, *shown])
         self.add_class("ddp-course-panel")
-        self._tell("ready")
+        self._get_ready()
 
     # what is pressed
 
@@ -107,11 +115,23 @@ class Panel(widgets.VBox):
                 chosen = rank == self._victim.value
                 self.run.slow(rank, self._factor.value if chosen else 1)
 
+    def _choose_another(self, _) -> None:
+        """End the run of the worker that was chosen before, and clear what was shown of it."""
+        self.stop()
+        self.run = None
+        self._get_ready()
+
     def _turn(self, change) -> None:
         if self.run is not None:
             self.run.set(**{change.owner.description.replace(" ", "_"): float(change.new)})
 
     # what is shown
+
+    def _get_ready(self) -> None:
+        self._picture.value = self._styled("&nbsp;")
+        for listing in self._listing:
+            listing.value = self._styled(_listing(self._worker()))
+        self._tell("ready")
 
     def _heard(self, record: dict) -> None:
         self._records.append(record)
@@ -125,16 +145,17 @@ class Panel(widgets.VBox):
     def _follow(self, run) -> None:
         """Wait for the end of a run, and show it, unless the next has begun."""
         self._tell("running")
+        state, failure = "done", None
         try:
             run.wait()
         except errors.Stopped:
-            self._tell("stopped")
+            state = "stopped"
         except BaseException as error:
-            self._tell("failed", error)
-        else:
-            self._tell("done")
-        if run is self.run and self._records:
-            self._redraw()
+            state, failure = "failed", error
+        if run is self.run:
+            self._tell(state, failure)
+            if self._records:
+                self._redraw()
 
     def _tell(self, state: str, error=None) -> None:
         text = f'<div role="status" aria-live="polite">{STATES[state]}</div>'
@@ -188,13 +209,27 @@ def _failure(error) -> str:
     return f'<pre style="{look}">{message}</pre>'
 
 
+def _listing(worker: Callable) -> str:
+    """Return a function's source, with the line numbers that errors name."""
+    try:
+        lines, first = inspect.getsourcelines(worker)
+    except (OSError, TypeError):
+        return ""
+    text = "".join(f"{number:3}  {line}" for number, line in enumerate(lines, max(1, first)))
+    look = "font-family: monospace; white-space: pre; line-height: 1.3; font-size: 85%"
+    return f'<div style="{look}">{html.escape(text)}</div>'
+
+
 def _big() -> widgets.HTML:
     """What ipywidgets has no setting for: the size of names, values and choices."""
     parts = (".widget-label", ".widget-readout", "label", ".widget-toggle-button")
     names = ", ".join(f".ddp-course-panel {part}" for part in parts)
     look = "font-size: 16pt; height: auto; line-height: 1.5; min-width: 5em"
     ticks = ".ddp-course-panel input { width: 22px; height: 22px; margin: 4px 10px 4px 2px }"
-    return widgets.HTML(f"<style>{names} {{ {look} }} {ticks}</style>", layout={"display": "none"})
+    # a picture and the slider above it fit on one screen
+    picture = ".ddp-course-panel img { max-height: 46vh; width: auto }"
+    style = f"<style>{names} {{ {look} }} {ticks} {picture}</style>"
+    return widgets.HTML(style, layout={"display": "none"})
 
 
 def _choice(worker) -> tuple[Callable, list]:

@@ -152,7 +152,8 @@ def loss_scale(first: list[dict], **box) -> str:
     scales = [record["loss_scale"] for record in first]
     powers = [math.log2(scale) if scale > 0 else -math.inf for scale in scales]
     skipped = [index for index, record in enumerate(first) if record.get("skipped")]
-    title = f"loss scale 2^{powers[-1]:.0f}" + (f", {len(skipped)} skipped ✕" if skipped else "")
+    title = f"loss scale 2^{powers[-1]:.0f}" if scales[-1] > 0 else "loss scale 0: it never returns"
+    title += f", {len(skipped)} skipped ✕" if skipped else ""
     return chart(title, [(powers, "black", 1.5)], crosses=skipped, **box)
 
 

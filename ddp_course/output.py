@@ -9,12 +9,12 @@ SHOWN = 200_000  # characters of a rank that are printed in the cell; the rest i
 KEPT = 5_000_000  # characters of a rank that are kept from its start, and as many up to its end
 LONGEST = 1_000_000  # characters of a line without an end that are waited for
 
-# What PyTorch's C++ side says of sockets, at tear-down (also on a healthy run) and when it aborts,
+# What PyTorch's C++ side says of sockets, profiling, tear-down (on a healthy run too), an abort,
 # and the lines that follow such a message.
 _NOISE = re.compile(
     r"(\[rank\d+\]:)?\[[WIE]\d+ .*"
     r"(socket|Socket|TCPStore|ProcessGroup|c10d|gloo|Gloo|NCCL|hostname)"
-    r"|terminate called after throwing|  what\(\): "
+    r"|terminate called after throwing|  what\(\): |USDT:.*ProfilerHandler"
 )
 _NOISE_GOES_ON = re.compile(r"Exception raised from |frame #\d+: |<omitting python frames>|$")
 # faulthandler's stacks, after a crash or when asked: threads with their frames, innermost first.

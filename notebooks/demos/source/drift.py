@@ -1,7 +1,9 @@
 # %% [markdown]
-# # Two ranks that never talk
+# # Two ranks, each on its own
 #
-# *Run ▸ Run All Cells*, then press **Start**.
+# *Run ▸ Run All Cells*.
+#
+# ### Both ranks begin with the same weights. Each sees half of the data. Where will their weights be after a hundred steps?
 
 # %% jupyter={"source_hidden": true} tags=["nbval-ignore-output"]
 import torch
@@ -61,17 +63,19 @@ panel = controls.Panel(
     train_apart,
     dials={"average_gradients": False, "copy_rank_0": False},
     draw=draw,
-    title="Two ranks, the same first weights, different data",
+    title="The same first weights, different data",
 )
 panel
 
 # %% [markdown]
-# ---
-# **Ask first.** Both ranks begin with the same weights. Each sees half of the data. Where will their weights be after a
-# hundred steps?
+# <details><summary>For the instructor: what will happen</summary>
 #
-# **What will happen.** The distance climbs from the first step: two models. Tick *average gradients*: the distance stops
+# The distance climbs from the first step: two models. Tick *average gradients*: the distance stops
 # growing, but what has drifted apart **stays apart**, since the same step is added to different weights. Tick *copy rank 0* and
-# untick it again: the distance falls to 0 and, with the gradients averaged, stays there. Untick *average gradients*, and it climbs again.
+# untick it again: the distance falls to 0 and, with the gradients averaged, stays there. Untick *average gradients*, and it climbs again. (*Copy rank 0* alone never comes to 0: one step of difference is always there.)
 #
 # **So DDP does two things:** it copies rank 0's weights once, at the start, and averages the gradients in every step. Lesson 04 builds it.
+#
+# Press **Stop** before you go on to the next demonstration: closing the tab does not stop the ranks.
+#
+# </details>

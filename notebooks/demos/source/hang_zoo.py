@@ -1,7 +1,9 @@
 # %% [markdown]
 # # The hang zoo
 #
-# *Run ▸ Run All Cells*, choose a program, press **Start**.
+# *Run ▸ Run All Cells*, and choose a program.
+#
+# ### What will each rank do? Where will it wait, and for whom? Will there be an error message?
 
 # %% jupyter={"source_hidden": true} tags=["nbval-ignore-output"]
 import torch
@@ -35,7 +37,7 @@ def one_rank_raises():
     dist.all_reduce(torch.ones(10))
 
 
-def two_that_both_send_first():
+def two_that_both_receive_first():
     other = 1 - dist.get_rank()
     box = torch.ones(1)
     dist.recv(box, src=other)
@@ -48,19 +50,21 @@ panel = controls.Panel(
         "rank 1 has one batch fewer": one_batch_fewer,
         "the ranks call different collectives": another_collective,
         "rank 1 raises, rank 0 waits": one_rank_raises,
-        "both wait for the other to send": two_that_both_send_first,
+        "both wait for the other to send": two_that_both_receive_first,
     },
-    title="Five programs that stop. Which line is to blame?",
+    title="Five programs that hang. Which line is to blame?",
+    listing=True,
     timeout=60,
 )
 panel
 
 # %% [markdown]
-# ---
-# **Ask first.** Show the program (click the blue bar left of the hidden cell). What will each rank be doing in ten seconds? Is there an error message?
+# <details><summary>For the instructor: what will happen</summary>
 #
-# **What will happen.** Under plain `torchrun` or `mp.spawn` most of them would print nothing at all until PyTorch's own time-out, 30 minutes by default. Here
+# Let the room read the program and answer before you press **Start**. Under plain `torchrun` or `mp.spawn` most of them would print nothing at all until PyTorch's own time-out, 30 minutes by default. Here
 # the report comes after a few seconds: what each rank waits for and at which line, and which rank never came. Read it aloud from the top: *who*,
-# *where*, *what for*.
+# *what for*, *where*. The numbers of lines are those of the program shown.
 #
-# **Then ask** for the repair, change the program in the cell, run it, and press Start again. Lesson 11 has more of them.
+# **Then ask** for the repair, change the program in the hidden cell (click the bar at its left), run it, and press Start again. Lesson 11 has more of them.
+#
+# </details>

@@ -1,7 +1,9 @@
 # %% [markdown]
 # # The loss scale under attack
 #
-# *Run ▸ Run All Cells*, then press **Start**.
+# *Run ▸ Run All Cells*.
+#
+# ### Only rank 1 gets an inf. Does rank 0 take its step? Which loss scale does it use afterwards?
 
 # %% jupyter={"source_hidden": true} tags=["nbval-ignore-output"]
 import torch
@@ -12,9 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_course import controls, data, dials, live, models, report
 from ddp_course.plots.sketch import chart
 
-GROWTH = (
-    20  # steps without an overflow until the scale doubles; PyTorch's own choice is 2000
-)
+GROWTH = 20  # steps without an overflow until the scale doubles; PyTorch's own: 2000
+LEAST = 1.0  # at 0 a scale would stay for ever: 0 × 2 = 0
 
 
 def train_in_fp16():
@@ -38,16 +39,20 @@ def train_in_fp16():
         scaler.update()
         optimizer.zero_grad()
         skipped = scaler.get_scale() < scale
+        if scaler.get_scale() < LEAST:
+            scaler.update(LEAST)
         report(step=step, loss_scale=scale, skipped=skipped, loss=loss.detach())
 
 
 def draw(records):
-    by_rank = {rank: [r for r in records if r["rank"] == rank][-300:] for rank in (0, 1)}
-    if not by_rank[0] or not by_rank[1]:
+    by_rank = {rank: [r for r in records if r["rank"] == rank] for rank in (0, 1)}
+    both = min(map(len, by_rank.values()))  # to the last step that both have told
+    if not both:
         return ""
-    size = {"size": 24, "width": 900, "height": 200}
+    by_rank = {rank: mine[max(0, both - 300) : both] for rank, mine in by_rank.items()}
+    size = {"size": 24, "width": 900, "height": 150}
     return "".join(
-        f"<b>rank {rank}</b> " + live.loss_scale(mine, unit="log2", **size)
+        f"<div><b>rank {rank}</b></div>" + live.loss_scale(mine, unit="log2", **size)
         for rank, mine in by_rank.items()
     ) + chart(
         "loss", live.of_ranks(by_rank, "loss", 2), unit="loss", from_zero=True, **size
@@ -63,11 +68,15 @@ panel = controls.Panel(
 panel
 
 # %% [markdown]
-# ---
-# **Ask first.** Only rank 1 gets an inf. Does rank 0 take its step? Which loss scale does it use afterwards?
+# <details><summary>For the instructor: what will happen</summary>
 #
-# **What will happen.** The scale doubles after every 20 good steps, until a real gradient overflows: a ✕, a skipped step, half the scale.
+# The scale doubles after every 20 good steps, until a real gradient overflows: a ✕, a skipped step, half the scale.
 # Tick the box: **both** ranks skip, since the all-reduce carries the inf to rank 0's gradients, and both halve their scale, so
-# they stay together. Keep it ticked, and the scale runs down step by step while nothing is learned. Untick it: it climbs again.
+# they stay together. Keep it ticked, and the scale runs down to 1, where this program holds it, while nothing is learned. Untick it: it climbs
+# again. (PyTorch's scaler has no such floor: it would go on to 0, and never return.)
 #
 # Lesson 08 builds such a scaler, lesson 09 shows what happens when ranks decide for themselves.
+#
+# Press **Stop** before you go on to the next demonstration: closing the tab does not stop the ranks.
+#
+# </details>

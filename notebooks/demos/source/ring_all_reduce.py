@@ -1,7 +1,9 @@
 # %% [markdown]
 # # A sum that goes round in a ring
 #
-# *Run ▸ Run All Cells*, then press **Start** and move the slider.
+# *Run ▸ Run All Cells*.
+#
+# ### Four ranks hold 1, 10, 100 and 1,000 in each of their four chunks. All need 1,111 everywhere. How many messages must each send?
 
 # %% jupyter={"source_hidden": true} tags=["nbval-ignore-output"]
 import torch
@@ -28,17 +30,17 @@ def draw(records, step):
 panel = controls.Stepper(
     {f"{n} ranks": (sum_in_a_ring, {"nproc": n}, range(2 * n - 1)) for n in (4, 3, 2)},
     draw=draw,
-    title="Nobody collects: each rank talks to its neighbour only",
+    title="Each rank talks to its right neighbour only",
 )
 panel
 
 # %% [markdown]
-# ---
-# **Ask first.** Four ranks hold 1, 10, 100 and 1,000 in each of their four chunks. Everybody needs 1,111 everywhere. How many messages must each rank
-# send, if it may only talk to its right neighbour? How much of its tensor does it send in all?
+# <details><summary>For the instructor: what will happen</summary>
 #
-# **What will happen.** In the first three steps each chunk travels round and is added to: then every rank has *one* finished chunk. In
-# the next three steps the finished chunks travel round. 2 × (4 − 1) = 6 steps, a quarter of the tensor each: 1.5 tensors sent, however large the ring is:
-# 2 (N − 1) / N never reaches 2.
+# Ask also: how much of its tensor does a rank send in all? Then press **Start**, and go on with **Next** or the slider. In the first three steps each chunk travels round and is added to: then every rank has *one* finished chunk. In
+# the next three steps the finished chunks travel round. 2 × (4 − 1) = 6 steps, a quarter of the tensor each: 1.5 tensors sent. In
+# a larger ring it is 2 (N − 1) / N tensors: more, but never 2.
 #
 # The numbers were sent by real ranks; the slider shows what each of them held after each step. Lesson 02 builds it, and the exercise asks for it.
+#
+# </details>

@@ -1,11 +1,15 @@
 # %% [markdown]
 # # Four micro-batches and a slow network
 #
-# *Run ▸ Run All Cells*, then press **Start**.
+# *Run ▸ Run All Cells*.
+#
+# ### Four micro-batches make one optimizer step. How many times must the gradients cross the network? How many times does DDP send them?
 
 # %% jupyter={"source_hidden": true} tags=["nbval-ignore-output"]
 import time
 from contextlib import nullcontext
+from itertools import groupby
+from statistics import median
 
 import torch
 import torch.nn.functional as F
@@ -45,24 +49,26 @@ def train_slowly():
         optimizer.step()
         optimizer.zero_grad()
         seconds = time.perf_counter() - start
-        report(
-            step=step,
-            seconds=seconds,
-            calls=link.calls - before,
-            speed=64 * many / seconds,
-        )
+        dialled = [many, bool(knobs.no_sync), round(knobs.link_in_Mbit_per_s)]
+        speed, calls = 64 * many / seconds, link.calls - before
+        report(step=step, speed=speed, calls=calls, dialled=str(dialled))
 
 
 def draw(records):
-    mine = [record for record in records if record["rank"] == 0][-200:]
+    mine = [record for record in records if record["rank"] == 0]
     if not mine:
         return ""
+    # Only what was measured since a dial was turned, beside the speed from before.
+    parts = [list(part) for _, part in groupby(mine, key=lambda r: r["dialled"])]
+    medians = [median(record["speed"] for record in part) for part in parts[-2:]]
+    title = f"{medians[-1]:,.0f} samples/s"
+    if len(medians) == 2:
+        title += f", before {medians[0]:,.0f}: × {medians[1] / medians[0]:.2f}"
     size = {"size": 24, "width": 900, "height": 190, "from_zero": True}
-    speed, calls = ([record[name] for record in mine] for name in ("speed", "calls"))
-    return chart(
-        f"{speed[-1]:,.0f} samples/s", [(speed, "black", 4)], unit="1/s", **size
-    ) + chart(
-        f"all-reduces in a window: {calls[-1]}",
+    now = parts[-1][-200:]
+    speed, calls = ([record[name] for record in now] for name in ("speed", "calls"))
+    return chart(title, [(speed, "black", 4)], unit="1/s", **size) + chart(
+        f"all-reduces for one optimizer step: {calls[-1]}",
         [(calls, "#D55E00", 4)],
         unit="calls",
         **size,
@@ -72,7 +78,7 @@ def draw(records):
 panel = controls.Panel(
     train_slowly,
     dials={
-        "link_in_Mbit_per_s": (10.0, 1000.0, 10000.0),
+        "link_in_Mbit_per_s": (100.0, 1000.0, 10000.0),
         "micro_batches": (1, 4, 8),
         "no_sync": False,
     },
@@ -82,11 +88,14 @@ panel = controls.Panel(
 panel
 
 # %% [markdown]
-# ---
-# **Ask first.** Four micro-batches make one optimizer step. How many times must the gradients cross the network? How often do they?
+# <details><summary>For the instructor: what will happen</summary>
 #
-# **What will happen.** Without `no_sync` DDP all-reduces after *every* backward: four times a window, and on a slow link each of
-# them is waited for. Tick *no sync*: one all-reduce a window, and the samples per second jump; the slower the link, the higher. At 10 Gbit/s there
-# is little to win. With one micro-batch there is nothing to win at all.
+# Without `no_sync` DDP all-reduces after *every* backward: four times for one optimizer step, and on a slow link each of
+# them is waited for. Tick *no sync* (`model.no_sync()` in code): one all-reduce a step, and the samples per second jump; the slower the link, the more. At 10,000 Mbit/s
+# there is little to win. With one micro-batch there is nothing to win at all.
 #
 # The gradients are really all-reduced; only when they arrive is modelled (`ddp_course.network.SlowLink`). Lesson 07 measures it, lesson 10 takes it further.
+#
+# Press **Stop** before you go on to the next demonstration: closing the tab does not stop the ranks.
+#
+# </details>
