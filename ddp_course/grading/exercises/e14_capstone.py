@@ -23,6 +23,7 @@ from .capstone import (
     model_of,
     plan_of,
 )
+from .capstone_judges import wrong_names  # by name: what runs on ranks travels alone
 
 SIXTEEN = {"precision": "fp16", "epochs": 6, "init_scale": 2.0**18}  # a scale too high at first
 PAUSE = 0.004  # seconds an item takes: reading decides the throughput that is to be measured
@@ -115,7 +116,7 @@ def _run_text(fn, rank, world_size, seed):
     if "wrong" in told:
         return told
     weights = told.pop("weights")
-    if wrong := judges.wrong_names(weights, model.state_dict()):
+    if wrong := wrong_names(weights, model.state_dict()):
         return {"wrong": wrong}
     model.load_state_dict(weights)
     with torch.no_grad():
