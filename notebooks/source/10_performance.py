@@ -69,8 +69,8 @@ assert 3 * returned < arrived
 lie.compare(100 * returned / arrived, title="The call only asks for the work")
 
 # %% [markdown]
-# **Cause.** The call only *asks* for the work. On a GPU that is so for *every* operation: Python asks, and the GPU comes to it later. Who
-# reads the clock without `torch.cuda.synchronize()` has timed the asking. **Fix.** Wait for the device, then read.
+# **Cause.** The call only *asks* for the work. On a GPU that is so for nearly *every* operation: Python asks, and the GPU comes to it later. Read
+# the clock without `torch.cuda.synchronize()`, and you have timed the asking. **Fix.** Wait for the device, then read.
 #
 # **Second.** The same step, twelve times:
 
@@ -126,7 +126,8 @@ print(f"rank 0's own time {ms(own)}; until all ranks are through {ms(slowest)}")
 assert slowest == same and slowest > 1.5 * own
 
 # %% [markdown]
-# **Fix.** A step has ended when it has ended everywhere: the slowest rank counts. The honest clock with all three cures is short:
+# **Fix.** A step has ended when it has ended everywhere: the slowest rank counts. (This step has no all-reduce. With one, rank 0 would wait for rank 1 and its clock would
+# show it; but reading data, testing, and a window inside `no_sync` have none.) The honest clock is short; the median is left to who calls it:
 
 # %%
 show.source(scaling.step_times, scaling.wait_for_device)
@@ -135,7 +136,8 @@ show.source(scaling.step_times, scaling.wait_for_device)
 # ## 2. Where does a second rank pay?
 #
 # Three workloads. A small network; a CNN with much to compute and few weights; and a small network whose images come from a slow store (a
-# `sleep` plays that store). Each rank has one thread and the same micro-batch, so two ranks do twice the work: *weak* scaling.
+# `sleep` plays that store). Each rank has one thread and the same micro-batch, so two ranks do twice the work: *weak* scaling. The speed-up is
+# 2 · t₁ / t₂. The times here are those of the *quickest* step: what the code can do on a machine that others use as well. (A report states the median, measured on a quiet one.)
 
 
 # %%
@@ -167,7 +169,7 @@ def quickest_step(name):
             step()
 
     if model is net:
-        return [min(scaling.step_times(step, 2 * steps))] * 2
+        return [min(scaling.step_times(step, 2 * steps))] * 2  # nothing to switch off
     loud, quiet = [], []
     for _ in range(2):  # taking turns: what else the machine does then hits both
         loud += scaling.step_times(step, steps)
@@ -209,16 +211,13 @@ assert max(1.3, speedups["small MLP"]) < speedups["slow store"]
 pays.compare(dict(sorted(speedups.items(), key=lambda item: -item[1])), unit="×")
 
 # %% [markdown]
-# Read the two speed-ups of a line. *Without talking* is what the hardware gives: the same two ranks, all-reduces switched off by `no_sync`. What lies
-# between the two is communication.
+# Read the two speed-ups of a line. *Without talking* are the same two ranks with the all-reduces switched off by `no_sync`. What lies between the two is communication.
 #
 # * The **small MLP** gains nothing; on a quiet machine two ranks get *less* done than one. It computes for a fraction of a millisecond, then waits for a message
-#   that has to be paid however little is in it: the latency α.
-# * The **CNN** computes long and has few weights, so little lies between its two numbers. Two free cores nearly double it; where other programs use them, the
-#   second number falls, and with it the first. A machine has no more than it has.
+#   that has to be paid however little is in it: mostly the latency α. Even without talking it is far from 2: DDP's own Python around a backward costs about as much as this network.
+# * The **CNN** computes long and has few weights, so little should lie between its two numbers. If you see more, it is not the message: one rank was late because another
+#   program used its core, and the all-reduce waited for it.
 # * The **slow store** waits. Two ranks wait at the same time.
-#
-# These are the *quickest* steps: what the code can do on a machine that others use as well. A report states the median, measured on a quiet one.
 #
 # ## 3. Predict a step
 #
@@ -247,15 +246,18 @@ plots.prediction(
 )
 
 # %% [markdown]
-# Three numbers, and the step is roughly known before it is run: enough to see *which* of them to work on. (It tends to be a little short: ranks never arrive at quite
-# the same moment, and DDP copies gradients into its buckets and back.) For the small MLP it is α: a bigger micro-batch helps, or accumulation. No faster cable would.
+# From a step without messages, the step with them is roughly known: enough to see *which* part to work on. (The prediction tends to be short: ranks never arrive at quite
+# the same moment, and DDP copies gradients into its buckets and back.) For the small MLP it is mostly α: a bigger micro-batch helps, or accumulation. No faster cable would.
 #
 # ### More ranks than you have
 #
-# A prediction needs no hardware. The CNN on a network of 10 Gbit/s and 50 µs, where a ring of N ranks takes 2 (N − 1) steps. Two ways to count:
+# A prediction needs no hardware. Take the CNN's time on one rank, and a network of 10 Gbit/s and 50 µs. A ring of N ranks sends 2 (N − 1) messages one after the other, each
+# of n/N bytes (lesson 02); nothing overlaps here. What grows with N can be counted in two ways:
 #
 # * **strong** scaling: all ranks share *one* batch. Efficiency = t₁ / (N · t_N).
 # * **weak** scaling: each rank has a batch as large as the one rank had. Efficiency = t₁ / t_N.
+#
+# And one more thing to guess first: a part of the step that is not shared out at all. (The last column of the table is explained below it.)
 
 # %%
 serial = predict.number(
@@ -288,8 +290,8 @@ serial.compare(law, title="Amdahl: 5 % serial, at most 20 times", source="comput
 
 # %% [markdown]
 # **Amdahl's law.** What is not shared out does not shrink: speed-up = 1 / (s + (1 − s) / N), less than 1 / s for any N. The last column turns it round (Karp
-# and Flatt): which serial share would explain this speed-up? Here it *grows* with the ranks. So it is no serial work but communication, of
-# which there is more with every rank. And a number without "strong" or "weak" beside it says nothing.
+# and Flatt): which serial share would explain this speed-up? Here it *grows* with the ranks. So it is not serial work but
+# communication: 2 (N − 1) latencies. (For messages as small as this NCCL uses trees instead of a ring: their latencies grow with log N only.) And a number without "strong" or "weak" beside it says nothing.
 #
 # ## 4. A slow link, and what wins it back
 #
@@ -315,8 +317,17 @@ print(f"while it all-reduces, a rank keeps its core busy for {busy:.0%} of the t
 assert busy > 0.05
 
 # %% [markdown]
-# Here the *cores* carry the messages: they copy, and add up. What runs "meanwhile" takes the core away from computing. A network card, or a GPU's copy
-# engine, does not. `SlowLink` stands for such a network: it waits, and leaves the cores alone. On it we try five cures, from 10 Gbit/s down to 100 Mbit/s.
+# Here the *cores* carry the messages: they copy, and add up. What runs "meanwhile" takes the core away from computing. A network card does not. (NCCL's
+# all-reduce is itself a kernel: it borrows a few of the GPU's many multiprocessors, and the rest go on computing.) `SlowLink` stands for such a network: it waits, and leaves the
+# cores alone. On it we try five cures, from 10 Gbit/s down to 100 Mbit/s:
+#
+# | way | what it does |
+# | --- | --- |
+# | one bucket | nothing: what the cures are compared with |
+# | buckets | overlap (lesson 04) |
+# | fp16, bf16 | sends each gradient in 16 bits |
+# | no_sync, 4 each | one all-reduce for four micro-batches (lesson 07) |
+# | PowerSGD | sends, for each weight matrix, two thin ones whose product is near to it; how thin is called their *rank*, here 2, which has nothing to do with processes |
 
 # %%
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -402,7 +413,7 @@ calculated = {speed: predicted(compute, buckets, SlowLink(speed)) for speed in S
 plots.slow_link(
     ways,
     {"buckets, predicted": calculated},
-    title="On a fast link nothing helps; on a slow one, fewer bytes",
+    title="On a fast link only fewer messages help; on a slow one, fewer bytes",
 )
 
 # %% tags=["nbval-ignore-output"]
@@ -417,9 +428,11 @@ cures = ["buckets", "fp16", "no_sync, 4 each", "PowerSGD"]
 guess.compare({way: 1000 * slow[way] for way in sorted(cures, key=slow.get)}, unit="ms")
 
 # %% [markdown]
-# From left to right:
+# From left to right, ever slower:
 #
-# * **10 Gbit/s**: what is computed decides, and the link is hardly seen. There is nothing to win, and a cure only costs.
+# * **10 Gbit/s**: what is computed decides. Overlap and compression have little to save here, and cost something; *no_sync* leaves out three of four all-reduces with all the work
+#   around them. (The grey prediction is too short: it knows the link, not what the cores do to carry messages on this machine.)
+# * **1 Gbit/s**: compute and link are of one size. Overlap shows, and so does halving the bytes.
 # * **100 Mbit/s**: *overlap* can hide at most what is computed meanwhile, and that is little now. *fp16* and *bf16* halve the bytes. *no_sync* pays once for
 #   four micro-batches. *PowerSGD* sends two thin matrices instead of a gradient.
 #
@@ -435,11 +448,12 @@ print(", ".join(f"{way}: {gap:.1e} off" for way, gap in lost.items()))
 assert lost["buckets"] < 1e-6 < lost["fp16"] < lost["bf16"] < lost["PowerSGD"]
 
 # %% [markdown]
-# PowerSGD is a coarse sketch. It remembers what it left out, and adds that to the next step's gradient; whether a training bears it, only its loss curve tells.
+# PowerSGD is a coarse sketch: off by 1 would be to send nothing. It remembers what it left out, and adds that to the next step's gradient. Here every step has the same batch, so a
+# single gradient holds the debts of several steps. Whether a training bears it, only its loss curve tells.
 #
 # ## 5. How large a bucket?
 #
-# Few buckets hide nothing, many pay the latency often. A deeper network, at 1 Gbit/s with a latency of 2 ms.
+# One bucket hides nothing, many pay the latency often. A deeper network, at 1 Gbit/s with a latency of 2 ms.
 
 
 # %%
@@ -480,16 +494,16 @@ assert needed[13] > needed[6] > needed[1]  # each message pays its latency
 assert formula[13] < compute + needed[13]  # and some of that is hidden
 plots.bucket_sweep(
     {"measured": measured}, {"predicted": formula},
-    title="Few buckets hide nothing, many pay the latency often",
+    title="One bucket hides nothing, many pay the latency often",
 )  # fmt: skip
 
 # %% [markdown]
-# Where the best number lies, depends on the network's latency and on how long backward is. DDP's 25 MB fit large networks on quick links. Measure before you
+# Where the best number lies depends on the network's latency and on how long backward is. DDP's default of 25 MB is meant for large networks on quick links. Measure before you
 # change it, and change one thing at a time.
 #
 # ## 6. Find three slow-downs
 #
-# A training that somebody wrote in good faith: windows of four micro-batches, a link of 100 Mbit/s. It learns rightly, and it wastes most of its time, in **three**
+# A training that somebody wrote in good faith: windows of four micro-batches, a link of 100 Mbit/s. It learns what it should, and it wastes most of its time, in **three**
 # places. (Reading one image takes a millisecond: the slow store again.)
 
 
@@ -548,7 +562,7 @@ def slow_training():
 
 # %%
 def account(run):
-    """Print what each rank spent its last window on; return rank 0's."""
+    """Print what each rank spent its last window on; return the slowest rank's."""
     told = []
     for rank, (spans, _) in enumerate(run.values):
         sent = [span["bytes"] for span in spans if span["name"] == "all-reduce"]
@@ -562,7 +576,7 @@ def account(run):
         })  # fmt: skip
         words = (f"{value:.0f} {what}" for what, value in told[-1].items())
         print(f"rank {rank}:", ", ".join(words))
-    return told[0]
+    return max(told, key=lambda mine: mine["ms in all"])
 
 
 # %% tags=["nbval-ignore-output"]
@@ -656,12 +670,12 @@ for run in cured.values():
 costs.compare(dict(sorted(saved.items(), key=lambda item: -item[1])), unit="ms")
 
 # %% [markdown]
-# * **Data.** A gap before each forward, while nothing else happens: the rank reads its images itself. With `num_workers` other processes read ahead
+# * **Data.** A block before each forward, while nothing else happens: the rank reads its images itself. With `num_workers` other processes read ahead
 #   while it trains.
 # * **no_sync.** All gradients cross after each micro-batch: four times the kB that a window needs.
 # * **Buckets.** Many short messages, and each pays the latency.
 #
-# Look at what is *saved*, not at what is wrong: the largest bar first, then measure again, because the next largest may now be another one.
+# The three savings add up to more than the window: `no_sync` and larger buckets save the *same* messages. So take what saves most, then measure again: what the others save has changed.
 #
 # ## 7. A trace of each rank
 #
@@ -717,8 +731,8 @@ straggler.compare("the quick rank's")
 #
 # ### torch.compile
 #
-# It does not touch communication. It makes compute quicker where that consists of many small operations, and needs a C++ compiler on a CPU. The first call compiles, for half a
-# minute or more on two cores, so it is off here. Switch it on, and see when it has paid for itself.
+# It sends the same bytes. It is meant to make compute quicker where that consists of many small operations, and needs a C++ compiler on a CPU. The first call compiles, for half a
+# minute or more on two cores, so it is off here. Switch it on, and see whether and when it has paid for itself.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -756,15 +770,15 @@ quiz.ask("10_performance")
 # %% [markdown]
 # ## Exercise
 #
-# [10_scaling_report](../exercises/10_scaling_report.ipynb): write the report that a number about speed needs: the slowest rank, without warm-up, every sample once, and
-# the right efficiency.
+# [10_scaling_report](../exercises/10_scaling_report.ipynb): write the report that a number about speed needs: the slowest rank, without warm-up, the samples of
+# all ranks, and the right efficiency.
 #
 # ## How this looks on several GPUs and nodes
 #
 # * Kernels and NCCL's collectives run while Python goes on: without `torch.cuda.synchronize()` (or CUDA events) every time is wrong. `scaling.step_times` waits.
-# * NCCL's messages run on the GPU, beside backward: there overlap shows in the time of a step. Within a node α is some microseconds and 1/β hundreds of GB/s; between
+# * NCCL's messages run on the GPU, beside backward: there overlap shows in the time of a step. Within a node α is some tens of microseconds and 1/β hundreds of GB/s; between
 #   nodes it is the network card's. Measure both with `collectives.seconds_of`.
-# * Two GPUs do not share cores: the CNN's ceiling is 2.
+# * Two GPUs do not share cores: the CNN's ceiling is close to 2.
 # * A report names: how many ranks on what, strong or weak, the global batch, precision, median and spread, how many steps were left out, and what was compared.
 #
 # ## Where to read more

@@ -6,7 +6,7 @@
 #
 # **What you will learn.** To go from "it stands still" to a rank and a line; which tool finds which fault, and what no tool finds.
 #
-# **What you need.** Lessons 02 and 04. About 25 minutes.
+# **What you need.** Lessons 02, 04 and 05. About 25 minutes.
 #
 # ---
 # **The question.** Your job has printed nothing for ten minutes. Every GPU is at 100 %. Sixteen ranks, one of them is to blame. Which one, and in which line?
@@ -32,8 +32,8 @@ from ddp_course import HangError, RankError, launch, plots, predict, report
 # %% [markdown]
 # ## 1. What plain PyTorch says
 #
-# Two scripts, as people run them. In the first, rank 0 has one batch more than rank 1. (Its time-out is 3 seconds, so that we need not wait for half an hour.)
-# In the second, rank 1 raises an error, and rank 0 waits for it.
+# Two scripts, as people run them. In the first, rank 0 has one batch more than rank 1. (Its time-out is 3 seconds; gloo's default is 30 minutes, NCCL's 10.)
+# In the second, rank 1 raises an error, and rank 0 waits for it. Of each rank we print the last line of the script and the error, cut at 100 characters: the whole is several screens.
 
 # %%
 BEGIN = """import datetime, os, time, torch, torch.distributed as dist
@@ -92,7 +92,7 @@ assert any("ValueError: the file for rank 1" in line for line in said[RANK_1_RAI
 guess.compare("both" if len(complain) == 2 else f"rank {complain[0][4]}")
 
 # %% [markdown]
-# **Read it.** In the first, both ranks raise (if torchrun does not end the second before it can say so), each at a line of its own: rank 0 in `all_reduce`, rank 1 in the `barrier` after the loop. Each waits for somebody who does not come.
+# **Read it.** In the first, both ranks raise (if torchrun does not end the second before it can say so), each at a line of its own: rank 0 in line 6, the `all_reduce` (the four lines of `BEGIN` come first), rank 1 in line 7, the `barrier` after the loop. Each waits for somebody who does not come.
 # Nobody says "rank 1 has no third batch": you have to compare the two lines yourself. With 16 ranks you have 16 to compare.
 #
 # In the second, one line is the cause. The other, if it is there, is a victim: rank 0 lost its connection to a rank that had gone.
@@ -182,7 +182,7 @@ guess.compare("in the backward of step 2")
 
 # %% [markdown]
 # Rank 0 waits in a `barrier`, rank 1 in an `all_reduce` that you never wrote: DDP's, in the backward. Both are stuck in the *same place of the order*: PyTorch matches the n-th
-# collective of one rank with the n-th of the others, whatever they are. The line it names is the `barrier` in `save`. The line to mend is the one that called `save`, and
+# collective of one rank with the n-th of the others, whatever they are. (The number is higher than our own steps: DDP called some collectives when it was built. The 5 numbers are the gradients of `Linear(4, 1)`.) The line it names is the `barrier` in `save`. The line to mend is the one that called `save`, and
 # for that you read the stack, from the top:
 
 # %% tags=["nbval-ignore-output"]
@@ -263,6 +263,8 @@ order.compare(["another order", "another operation", "another shape"])
 # * **Another shape** ends a process from within C++ (SIGABRT): no Python error, no traceback of its own. The report says what it knows. Sometimes it hangs instead.
 # * **Another order** is the worst: *it does not fail*. A loss was added to an accuracy, on both ranks, and the numbers look like numbers.
 #
+# (Only the first place is beyond doubt. We put a hang before a crash, since a crash is at least noticed; if you had these two the other way round, you are not wrong.)
+#
 # ### `TORCH_DISTRIBUTED_DEBUG=DETAIL`
 #
 # PyTorch can compare what the ranks are about to do before it does it, at the price of extra communication for each collective.
@@ -291,7 +293,7 @@ assert "100" in str(found["other_shape"]) and found["other_order"] == swapped.va
 
 # %% [markdown]
 # Operation and shape are named at once. The swapped order passes even here: same operation, same shape, same type. Only the *line* differs from which each rank calls. `check_order`
-# compares just that, from what PyTorch's *flight recorder* kept:
+# compares just that, from what PyTorch's *flight recorder* (section 9) kept, a list of each rank's last collectives:
 
 # %% tags=["nbval-ignore-output"]
 from ddp_course.errors import OrderError
@@ -324,9 +326,11 @@ assert launch(in_a_loop, check_order=True).values[0]["loss"] == 101.0
 # Wrong, and nothing says so: not PyTorch, not DETAIL, not `check_order`. Only you can know which number should meet which. **Fix.** Whatever you all-reduce in a loop, go through it
 # in an order that all ranks share: `for name in sorted(values)`.
 #
+# In the same way a decision that ends a loop must be taken *together*: all-reduce the wish to stop (`op=ReduceOp.MAX`) in every step, and all ranks stop in the same one.
+#
 # ## 5. One rank raises
 #
-# > **Predict.** Rank 1 of three raises in its second batch. Two errors could be shown to you, rank 1's own, or "connection closed" from one of the others. Which
+# > **Predict.** Rank 1 of three raises in its second batch. Two kinds of news could reach you: rank 1's own error, or that the others wait for ever (or lost a connection). Which
 # > one does `launch` show first?
 
 
@@ -346,8 +350,8 @@ assert "IndexError" in raised.traceback and set(raised.others) == {0, 2}
 # %% [markdown]
 # `.rank` failed first, `.traceback` is its own, `.others` has one line for each of the others. Two victims, one cause.
 #
-# Under torchrun you get the same if the script tells it: wrap `main` in `torch.distributed.elastic.multiprocessing.errors.record`, or use `process_group()` from this
-# package, which does. Otherwise torchrun's last lines say *To enable traceback see …* and name whichever process it saw end first.
+# Under torchrun you get the first half of it, the failed rank's traceback, if the script tells torchrun: wrap `main` in `torch.distributed.elastic.multiprocessing.errors.record`, or use `process_group()` from this
+# package, which does.
 #
 # ## 6. Parameters that were not used
 #
@@ -386,7 +390,7 @@ indices = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(unused))
 guess.compare("in the second forward")
 
 # %% [markdown]
-# One step too late: DDP notices when the *next* forward begins and the last reduction has not ended. The message gives indices. They count `model.parameters()`:
+# One step too late: DDP notices when the *next* forward begins and the last reduction has not ended. (Line 13 has both; the frame `in forward` says which.) The message gives indices. They count `model.parameters()`:
 
 # %%
 names = [name for name, _ in TwoHeads().named_parameters()]
@@ -404,8 +408,8 @@ print(str(detailed).partition("The process")[2].splitlines()[:1] or "the same er
 assert isinstance(detailed, RankError)
 
 # %% [markdown]
-# `INFO` writes the names. `DETAIL` should, too. In the PyTorch these outputs are from it crashes in C++ instead, when DDP is built: a debugger has bugs of its own. Take the lowest level that answers
-# your question.
+# `INFO` writes the names. `DETAIL` should, too. Its first line means: *every rank failed alike*; the second says how, SIGSEGV. In the PyTorch of these outputs DETAIL crashes in C++ with this model
+# (section 4 had no DDP). A debugger has bugs of its own: take the lowest level that answers your question.
 #
 # **Fix.** `find_unused_parameters=True` walks the graph in every step and marks what is missing as ready. If a head is *never* used, freeze it or leave it out: that costs nothing.
 
@@ -416,7 +420,7 @@ print("two steps, and the unused head has no gradient")
 # %% [markdown]
 # ## 7. Dead, or only slow?
 #
-# No tool can know of a rank that *computes* whether it will come. Somebody has to say how long is too long.
+# If a rank is still computing, no tool can know whether it will ever come. Somebody has to say how long is too long.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -430,7 +434,7 @@ late = report_of(reads_slowly, timeout=3)
 assert "no result after 3 s" in str(late) and "time.sleep(1000)" in str(late)
 
 # %% [markdown]
-# Three clocks can say it, each with its own words:
+# (*Never called it* means: not until now.) Three clocks can say it, each with its own words:
 #
 # | clock | whose | what it tells you |
 # | --- | --- | --- |
@@ -455,13 +459,13 @@ for rank, words in enumerate(told):
 assert "Rank 2 failed to pass monitoredBarrier" in told[0]
 
 # %% [markdown]
-# Rank 0 collects the others one by one, so it knows who is missing. That is slow, and too slow for every step, but right for a place where ranks have been apart: after
-# loading data, before the first step. For a job that needs longer there (a first evaluation, a large checkpoint), raise the time-out; for all others keep it short, so that a hang
-# does not cost you half an hour of all GPUs.
+# Rank 0 collects the others one by one, so it knows who is missing (the first one; with `wait_all_ranks=True` all of them). That is slow, and too slow for every step, but right for a place where ranks have been apart: after
+# loading data, before the first step. For a job whose ranks stay apart for longer (a first evaluation, a large checkpoint), raise the time-out; for all others keep it short: a hang
+# costs you that time of all GPUs.
 #
 # ### It hangs before it begins
 #
-# All ranks must *meet* first. If one has not started, or looks at another address, the others wait at the store. Here one of two comes:
+# All ranks must *meet* first. If one has not started, or looks at another address, the others wait at the store. Here one of two comes (below is the end of its message):
 
 
 # %%
@@ -479,7 +483,7 @@ assert "1/2 clients joined" in words
 
 # %% [markdown]
 # "1/2 clients joined": one is missing; look at *its* output. With gloo there is a second way to hang here. It asks for the address of this machine's own name, and on a laptop that moves
-# between networks nothing may answer. `ddp-course doctor` tries it, and says what to do:
+# between networks nothing may answer. `ddp-course doctor` tries it. Here we pretend that the name has no address, to see what it would say:
 
 # %% tags=["nbval-ignore-output"]
 from ddp_course import doctor
@@ -491,7 +495,7 @@ assert "/etc/hosts" in str(finding)
 # %% [markdown]
 # ## 8. Who is still there?
 #
-# A launcher that dies does not always take its ranks along. Here two ranks wait in a collective that the third never calls, and torchrun is killed, as the system does when memory runs out.
+# A launcher that dies does not always take its ranks along. Here rank 0 waits in an `all_reduce` that rank 1 never calls, and torchrun is killed, as the system does when memory runs out.
 #
 # > **Predict.** Two seconds later, are the ranks gone?
 
@@ -557,14 +561,14 @@ print("launch: stopped, and its ranks are gone")
 #
 # ## 9. What finds what
 #
-# All that `launch` told you about collectives comes from this: PyTorch's **flight recorder**, a list in each process of the last collectives with their numbers, shapes and lines (`ddp_course/flight.py` reads and compares it). It works without notebook as well: set
+# All that `launch` told you about collectives comes from this: PyTorch's **flight recorder**, a list in each process of the last collectives with their numbers, shapes and lines (`ddp_course/flight.py` reads and compares it). It works without a notebook as well: set
 # `TORCH_FR_BUFFER_SIZE=2000`, and each rank can write its list; comparing the lists of all ranks is what finds the one that left the path.
 #
 # | symptom | first look at | tool |
 # | --- | --- | --- |
 # | stands still | who is *not* in the collective | `HangError`, flight recorder, `py-spy dump --pid` |
 # | "Connection closed by peer", "Timed out" | the other ranks | `RankError`, torchrun with `@record` |
-# | a process dies of SIGABRT | shapes and types | `TORCH_DISTRIBUTED_DEBUG=DETAIL` |
+# | a process dies of SIGABRT | shapes and types | the shapes that `RankError` names; `TORCH_DISTRIBUTED_DEBUG=DETAIL`, unless it crashes itself (section 6) |
 # | "Expected to have finished reduction" | unused parameters | `TORCH_DISTRIBUTED_DEBUG=INFO` |
 # | numbers that cannot be | order of collectives | `check_order=True`, `sorted` |
 # | hangs at the start | who has not joined | the store's "1/2 clients joined", `ddp-course doctor` |
@@ -584,7 +588,7 @@ quiz.ask("11_when_it_breaks")
 #
 # ## How this looks on several GPUs and nodes
 #
-# With NCCL a collective only *starts* on the GPU when you call it, and Python goes on: the stack shows where Python waits, often a later line such as `.item()`. The flight recorder has the
+# A rank that waits in an NCCL collective keeps its GPU busy with waiting: `nvidia-smi` shows 100 %, and nothing is computed. With NCCL a collective only *starts* on the GPU when you call it, and Python goes on: the stack shows where Python waits, often a later line such as `.item()`. The flight recorder has the
 # right one. NCCL's time-out is 10 minutes by default, and a watchdog thread ends the process when it is over; with `TORCH_NCCL_DUMP_ON_TIMEOUT=1` it first writes the flight recorder's list. `NCCL_DEBUG=INFO` says
 # how ranks found each other. `monitored_barrier` is gloo's only: make a second group with `dist.new_group(backend="gloo")` for it.
 #

@@ -5,7 +5,7 @@
 #
 # **What you will learn.** Rendezvous; local and global rank; what a restart needs; how often to save.
 #
-# **What you need.** Lessons 06 and 09. About 20 minutes.
+# **What you need.** Lessons 06 and 09. About 25 minutes, three of them waiting: a dot is a second.
 #
 # ---
 # **The question.** One process more is easy: same machine, same memory, same fate. What is different when the other ranks are on *another machine*, which has its own name, its own GPUs, and its
@@ -41,7 +41,8 @@ from ddp_course import launch, predict, show, train
 # torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29400 train.py
 # ```
 #
-# `start` does this for one node. Two options are for our small world only: with all nodes on one machine, torchrun cannot tell by its name whether it is the first.
+# `start` does this for one node. `--local-addr` and `is_host` are for our small world only: with all nodes on one machine, torchrun cannot tell by its name whether it keeps the meeting place. The times behind
+# `is_host` make it notice a death within seconds. You may skip the next two cells: `run_nodes(script)` starts two torchruns and returns what they printed.
 
 
 # %%
@@ -111,7 +112,7 @@ def run_nodes(script, per_node=({}, {}), until=None, **options):
 # > **Predict.** Two nodes with two ranks each. Rank 2 is the first rank of the second node. What is its `LOCAL_RANK`?
 
 # %%
-guess = predict.number("LOCAL_RANK of rank 2", start=2, low=0, high=3)
+guess = predict.number("LOCAL_RANK of rank 2", start=2, unit="LOCAL_RANK", low=0, high=3)
 
 # %% tags=["nbval-ignore-output"]
 NAMES = ["RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
@@ -131,14 +132,14 @@ guess.compare(local[2])
 
 # %% [markdown]
 # **Read it.** Each torchrun (an *agent*) went to the meeting place. When both were there, the ranks were dealt out: `RANK` counts over all nodes, `LOCAL_RANK` starts again at 0 on each, and `GROUP_RANK` is the
-# node's number. `MASTER_ADDR` and `MASTER_PORT` are the same on all: there the ranks' process group meets. You chose one port, for the rendezvous, and none for the ranks.
+# node's number (both can be others after a restart: keep nothing by `RANK` on a node's own disk). `LOCAL_WORLD_SIZE`, not printed, says how many ranks the node has. `MASTER_ADDR` and `MASTER_PORT` are the same on all: there the ranks' process group meets. You chose one port, for the rendezvous, and none for the ranks.
 #
 # * **`RANK`** decides *what is yours of the whole*: which samples, who prints, who saves.
 # * **`LOCAL_RANK`** decides *what is yours on this machine*: which GPU, which cores.
 #
-# ### Break it: the rank as GPU
+# ### The rank as GPU
 #
-# On one node `rank` and `local_rank` are the same, so a script with `torch.cuda.set_device(rank)` runs for months. Then it gets a second node with 8 GPUs.
+# On one node `rank` and `local_rank` are the same, so a script with `torch.cuda.set_device(rank)` runs for months. Then it gets a second node with 8 GPUs. Without 16 GPUs we only count:
 
 # %%
 gpus = 8
@@ -150,7 +151,7 @@ lost = sum(rank >= gpus for rank in range(2 * gpus))
 assert lost == gpus
 
 # %% [markdown]
-# All ranks of the second node fail. **Fix.** `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`. `process_group()` does so:
+# All ranks of the second node fail. **Fix.** `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`. `process_group()` does so: `this_rank` reads `LOCAL_RANK`, and `set_device` gets its device.
 
 # %%
 from ddp_course import process_group
@@ -160,7 +161,7 @@ show.source(process_group)
 # %% [markdown]
 # ## 2. Can they train together? Ask before you queue
 #
-# Nodes that cannot reach each other hang in the first collective. Nodes with other versions, or other data, train, and are wrong. `ddp-course doctor --cluster` is started like a training and looks at all of it:
+# Nodes that cannot reach each other hang, at the start or in the first collective. Nodes with other versions, or other data, train, and are wrong. `ddp-course doctor --cluster` is started like a training and looks at all of it:
 
 # %% tags=["nbval-ignore-output"]
 print("two nodes, one rank each ", end="")
@@ -176,14 +177,14 @@ assert all("Address" in line for line in lines if line.startswith("FAIL"))
 
 # %% [markdown]
 # If you see `FAIL Address` here, the doctor is right: this machine's own name leads to 127.0.0.1, and it *offers* that address to others. Between our two "nodes" on one machine it happens to work. From another machine it would lead
-# nowhere: a hang in the first collective. The line below it says what to set. If you see `Link` instead, the address was good, and the link was measured: on a cluster, that is the number to compare with what you were promised.
+# nowhere. The line below it says what to set: `NAME` is the network's name, as `ip addr` lists it (such as `eth0`). If you see `Link` instead, the address was good, and the link was measured: on a cluster, that is the number to compare with what you were promised.
 #
-# Versions and data are compared by their contents.
+# Data is compared by its contents, not by the file's name. Clocks matter when you compare logs.
 #
 # ## 3. A rank is killed
 #
 # One process is killed in the middle of a step: by the system, because memory ran out, or by a broken GPU. The script trains with `train.run` of lesson 09 and saves after every epoch. On its first attempt one
-# of its ranks kills itself with SIGKILL, which no `try` can catch. `VICTIM` says on which node; `NODE_TOO` kills the torchrun above it as well (we need that later).
+# of its ranks kills itself with SIGKILL, which no `try` can catch. `VICTIM` says on which node; `NODE_TOO` kills the torchrun above it as well, and `ranks=2` waits for section 4 too.
 
 # %%
 print(
@@ -216,7 +217,7 @@ with process_group() as me:
 guess = predict.number(
     "8 steps an epoch, a checkpoint after each; dead in step 11 (from 0). "
     "With which step does the second attempt begin?",
-    start=12, low=0, high=16,
+    start=12, unit="step", low=0, high=16,
 )  # fmt: skip
 
 
@@ -244,7 +245,7 @@ assert ranks == {1: 2, 2: 2} and list(killed[2]) == list(range(8, 16))
 guess.compare(min(killed[2]))
 
 # %% [markdown]
-# torchrun saw one of its processes die. It ended the others, on *both* nodes, met again, and started the script from its first line. The script found the checkpoint. Steps 8 to 11 were done twice.
+# The torchrun above it saw its process die. Both agents ended their ranks, met again, and started the script from its first line. The script found the checkpoint. Steps 8 to 11 were done twice.
 #
 # > **Predict.** Is the result that of a run which was never killed?
 
@@ -265,8 +266,8 @@ print(f"16 losses, at most {gap:.0e} apart (they were printed with six digits)")
 assert len(survived) == 16 and gap < 1e-4
 
 # %% [markdown]
-# It is. torchrun gives you the *restart*; that the restart is right is your checkpoint's doing (lesson 09: model, optimizer, schedule, epoch, random generators). A script without `--resume` would begin with step 0, three times, and then give up:
-# `--max-restarts 3`.
+# It is. torchrun gives you the *restart*; that the restart is right is your checkpoint's doing (lesson 09: model, optimizer, schedule, epoch, random generators). A script without `--resume` would begin with step 0 at every restart;
+# and one that dies every time is given up after three of them: `--max-restarts 3`.
 #
 # ## 4. A node is lost
 #
@@ -322,12 +323,9 @@ assert subprocess.run(["bash", "-n", BATCH]).returncode == 0
 # Three lines to look at. `--ntasks-per-node=1`: with 8, eight torchruns would start eight ranks each. `scontrol show hostnames` turns `node[07-08]` into names, and the first becomes the meeting place. `--rdzv-id` keeps two jobs apart that
 # meet at one node. (`tests/test_slurm.py` runs this file with stand-ins for `srun` and `scontrol`, on one node. On a real cluster it has not run yet: partition, account and modules are yours to add.)
 #
-# **Windows.** `torchrun` there can stop with *use_libuv was requested but PyTorch was built without libuv support*: some builds for Windows lack that library for the rendezvous' store. The variable `USE_LIBUV=0` chooses the older store. We have not been
-# able to run this course's GPU or Windows parts ourselves.
-#
 # ## 6. What changes at 1,000 GPUs
 #
-# Nothing above, and three numbers. **First: how often something breaks.** Training Llama 3 on 16,384 GPUs was interrupted unexpectedly 419 times in 54 days (Llama team, 2024).
+# Of all the above nothing; but three numbers. **First: how often something breaks.** Training Llama 3 on 16,384 GPUs was interrupted unexpectedly 419 times in 54 days (Llama team, 2024).
 
 # %%
 hours_between = 54 * 24 / 419
@@ -339,9 +337,9 @@ for gpus in (8, 64, 1_000, 16_384):
     print(f"{gpus:6} GPUs: a failure every {hours_per_gpu / gpus:7.1f} hours")
 
 # %% [markdown]
-# A GPU that fails once in some years is reliable. A thousand of them are not.
+# (All interruptions, whatever their cause, shared out over the GPUs.) A GPU that fails once in some years is reliable. A thousand of them are not.
 #
-# **Second: how often to save.** Save often, and you pay for saving. Save rarely, and each failure costs you what came after the last checkpoint, half an interval on average. With $\delta$ for the time of a save and $M$ between failures, the
+# **Second: how often to save.** Save often, and you pay for saving. Save rarely, and each failure costs you what came after the last checkpoint, half an interval on average. With $\tau$ for the training time between two saves, $\delta$ for the time of a save and $M$ for the mean time between failures, the
 # lost share is about $\delta/\tau + \tau/2M$, smallest at Young's interval (1974)
 #
 # $$\tau = \sqrt{2\,\delta M}$$
@@ -364,11 +362,11 @@ for gpus, interval in best.items():
     between = hours_per_gpu / gpus
     print(f"{gpus:6} GPUs: save every {60 * interval:5.0f} minutes, "
         f"{lost_share(interval, between):.1%} lost; "
-          f"every 24 hours: {min(1, lost_share(24, between)):.0%}")  # fmt: skip
+          f"every 24 hours: {min(1, lost_share(24, between)):.1%}")  # fmt: skip
 guess.compare(60 * best[1_000], source="computed")
 
 # %% [markdown]
-# Is the formula right? A simulation (random failures, no GPUs): how much of the time is *work that is kept*, for intervals around Young's?
+# (100% is where the formula ends: it holds while $\tau$ is much shorter than $M$.) Is the formula right? A simulation (random failures, no GPUs): how much of the time is *work that is kept*, for intervals around Young's?
 
 
 # %%
@@ -395,9 +393,9 @@ assert shares[1] == max(shares.values()) or max(shares.values()) - shares[1] < 0
 assert abs(shares[1] - (1 - lost_share(young, between))) < 0.01
 
 # %% [markdown]
-# The optimum is flat: half or twice the interval costs little, a tenth or ten times costs much. (The restart itself, some minutes for all GPUs, comes on top, and no interval helps against it.)
+# The optimum is flat: half or twice the interval costs little, a tenth or ten times costs much. (At a tenth the save is no longer short beside the interval, and the formula counts it too high. The restart itself, some minutes for all GPUs, comes on top, and no interval helps against it.)
 #
-# **Third: how long an all-reduce takes.** A ring has $2(n-1)$ steps, each with its latency $\alpha$; a tree has $2\log_2 n$. Both move about twice the bytes over each link (lesson 02). With 10 µs and 50 GB/s, *assumed*, not measured:
+# **Third: how long an all-reduce takes.** A ring has $2(n-1)$ steps, each with its latency $\alpha$; a tree has $2\log_2 n$. Both move about twice the bytes over each link, if the message goes through the tree in pieces. With 10 µs and 50 GB/s, *assumed*, not measured:
 
 
 # %%
@@ -420,9 +418,9 @@ assert ring(16_384, 1e6) > 100 * tree(16_384, 1e6)
 assert ring(8, 1e9) < tree(8, 1e9) * 1.01
 
 # %% [markdown]
-# In a ring of thousands, latency is all. So libraries use trees between nodes, rings inside them, and large buckets; and each GPU's share of work has to stay large enough to hide what is left.
+# In a ring of thousands, latency is all. So libraries choose, trees where latency counts and rings where bytes do, and buckets are large; and each GPU's share of work has to stay large enough to hide what is left.
 #
-# The rest is care that a small run does not need: a thousand processes that open one Python file at the same second, logs from one rank only, time-outs long enough for the slowest to come, and spare nodes, so that `--nnodes 120:128` finds somebody.
+# The rest is care that a small run does not need: a thousand processes that open one Python file at the same second, logs from one rank only, time-outs long enough for the slowest to come, and spare nodes, so that `--nnodes 120:128` finds somebody (with a global batch that 120 to 128 nodes can share out, section 4).
 
 # %% [markdown]
 # ## Quiz
@@ -438,6 +436,9 @@ quiz.ask("12_many_machines")
 # [12_torchrun_script](../exercises/12_torchrun_script.ipynb): the `main` of a script that trains on several nodes, is killed, and goes on.
 #
 # ## How this looks on several GPUs and nodes
+#
+# **Windows.** `torchrun` there can stop with *use_libuv was requested but PyTorch was built without libuv support*: some builds for Windows lack that library for the rendezvous' store. The variable `USE_LIBUV=0` chooses the older store. We have not been
+# able to run this course's GPU or Windows parts ourselves.
 #
 # This lesson is that. What changes: `FIRST_NODE:29400` for the endpoint and no `is_host`, no `--local-addr`; `--nproc-per-node 8`; a checkpoint on a file system that *all* nodes see. If a node has several networks, `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` name
 # the one to use. With PyTorch 2.13, set `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` on all nodes, as `start` does: otherwise ranks that start again can look for each other at the addresses of the attempt before.

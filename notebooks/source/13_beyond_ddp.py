@@ -6,7 +6,7 @@
 #
 # **What you will learn.** What can be shared out, what it costs on the wire, and how to go from a model and a cluster to a strategy.
 #
-# **What you need.** Lessons 01, 04 and 06. About 40 minutes.
+# **What you need.** Lessons 01, 04 and 06. About 70 minutes: sections 1 to 3 and the exercise, then, perhaps another day, 4 to 8.
 #
 # ---
 # **The question.** DDP holds everything on every rank. Your model is too big for that. What do you split: the optimizer, the layers, or each layer?
@@ -35,7 +35,7 @@ plots.strategies(NAMES, title="Four ways to share out training on two ranks")
 # ## 1. What DDP holds twice
 #
 # The model of this lesson reads the Python manual. Its output weights are *not* tied to the embedding, as they are in `models.GPT`: in a pipeline the two
-# will be on different ranks. Five global batches of 16 windows are given; every way to train must end with the weights that one process gets.
+# will be on different ranks. Five global batches of 16 pieces of text are given; every way to train must end with the weights that one process gets.
 
 # %%
 text, _ = data.characters(context=64)
@@ -73,7 +73,8 @@ def weights_of(model):
 
 
 # %% [markdown]
-# A *way* makes a model and an optimizer for its rank. Each rank takes its part of every global batch. The last optimizer is the one that holds the state.
+# A *way* makes a model and an optimizer for its rank. Each rank takes its part of every global batch. It returns three things: the model, the optimizer to step, and the one that holds
+# Adam's state (the same, except in ZeRO-1, where it is inside).
 
 
 # %%
@@ -117,7 +118,7 @@ assert measured["DDP"][0].parts() == alone.parts()  # nothing is shared out
 assert error("DDP") < 1e-3
 
 # %% [markdown]
-# Each of the two ranks holds what one process holds: weights and gradients once, Adam's state twice that. But only *one* rank needs to know how a weight moves, if it
+# (Activations are not counted here; section 7 does.) Each of the two ranks holds what one process holds: weights and gradients once, Adam's state twice that. But only *one* rank needs to know how a weight moves, if it
 # tells the others. That is ZeRO: the **Ze**ro **R**edundancy **O**ptimizer.
 #
 # ## 2. ZeRO-1 by hand
@@ -176,7 +177,8 @@ assert kept[1] == 2 * kept[2] == 4 * kept[4] == alone.optimizer_state
 guess.compare(kept[4] / 1e6)
 
 # %% [markdown]
-# The state is divided by the world size, exactly; the weights are Adam's to rounding. `zero.ShardedAdam` is the same as a class, with padding for any number of parameters:
+# The state is divided by the world size, exactly; the weights are Adam's to rounding. `zero.ShardedAdam` is the same as a class, for any number of parameters: `_flat` joins them and pads with
+# zeros until the world size divides the length, `_mine` takes this rank's share, `_write` copies back.
 
 # %%
 show.source(zero.ShardedAdam.__init__, zero.ShardedAdam.step, zero.reduce_scatter_mean)
@@ -210,7 +212,8 @@ assert max(error("ZeRO-1"), error("torch's ZeRO-1")) < 1e-3
 
 
 # %% [markdown]
-# What does it cost on the wire? The flight recorder (lesson 11) has each collective with its size. What a rank must send for one of them, at the least:
+# What does it cost on the wire? Let Φ be the bytes of all weights (or of all gradients: as many), n the number of ranks. A ring all-reduce sends 2 Φ (n − 1) / n from each rank (lesson 02), so we count in
+# units of Φ (n − 1) / n. The flight recorder (lesson 11) has each collective with its size. What a rank must send for one of them, at the least and on average over the ranks:
 
 
 # %%
@@ -237,14 +240,14 @@ assert abs(sent(measured["ZeRO-1"][2], reduce_scatter=True) / once - 2) < 0.01
 assert abs(sent(measured["torch's ZeRO-1"][2]) / once - 3) < 0.01
 
 # %% [markdown]
-# Our ZeRO-1 asked for a reduce-scatter, and the recorder says `all_reduce`: gloo makes a reduce-scatter of an all-reduce. NCCL has a real one, so that reduce-scatter and
-# all-gather together send **2 Φ (n − 1) / n**, the same as DDP's all-reduce: a ring all-reduce *is* these two (lesson 02). ZeRO-1 costs nothing there. Torch's sits behind DDP's
+# Our ZeRO-1 asked for a reduce-scatter, and the recorder says `all_reduce`: gloo has no reduce-scatter of its own and does all-reduces instead. NCCL has a real one, so that reduce-scatter and
+# all-gather together send **2 Φ (n − 1) / n**, the same as DDP's all-reduce: a ring all-reduce *is* these two (lesson 02). ZeRO-1 costs nothing extra there. Torch's sits behind DDP's
 # all-reduce and broadcasts the weights on top: 3 instead of 2.
 #
 # ## 3. FSDP: share out everything
 #
 # ZeRO-3, which torch calls **F**ully **S**harded **D**ata **P**arallel: each rank keeps its slice of weights, gradients *and* state. A layer's weights are gathered when it is
-# its turn, and forgotten after it.
+# its turn, and forgotten after it. `fully_shard` replaces each parameter by a `DTensor`, a tensor of which this rank has a shard; `full_tensor()` gathers it. A *mesh* says which ranks work together, here all in one row.
 
 # %%
 from torch.distributed.device_mesh import init_device_mesh
@@ -350,7 +353,7 @@ print(f"outputs, then inputs: off by {right:.0e}; inputs first: {wrong:.2f}")
 assert right < 1e-5 and wrong > 0.1
 
 # %% [markdown]
-# `relu(a) + relu(b)` is not `relu(a + b)`: split by inputs, the sum has to come *before* the ReLU, one more all-reduce. By outputs first, ReLU works on whole hidden units.
+# `relu(a) + relu(b)` is not `relu(a + b)`: split by inputs, the sum has to come *before* the ReLU, in one more all-reduce. Split by outputs, the ReLU works on whole hidden units.
 #
 # In torch this is a plan by names. We split the MLP of each block; the attention would be split by its heads. Both ranks must see the **same** batch.
 
@@ -384,8 +387,8 @@ assert [str(c) for c in measured["tensor"][2]] == ["all_reduce(float32[16, 64, 6
 guess.compare("activations, 4 ×")
 
 # %% [markdown]
-# `[16, 64, 64]` is batch × context × width: activations, once a block in forward and once in backward, and the forward *waits* for them. Their size does not depend on the number of
-# parameters, but grows with the batch. That is why tensor parallelism stays inside a node, where the links are fast.
+# `[16, 64, 64]` is batch × context × width: activations, once a block in forward and once in backward, and the forward *waits* for them. Their size grows with batch, context and
+# width, and more ranks do not make it smaller. That is why tensor parallelism stays inside a node, where the links are fast.
 #
 # > **Break it.** Keep the data loader of DDP: each rank reads its own part of the batch.
 
@@ -403,6 +406,7 @@ assert off > 10 * error("tensor") and between > 0
 # ## 5. Pipeline: layers on different ranks
 #
 # Rank 0 has embedding and block 0, rank 1 block 1 and the output. Activations go right, their gradients go left. To keep both busy, the batch is cut into micro-batches.
+# (The next three cells split the model and note the order of work, F and B, and the bytes sent; you may read on at the prediction. A micro-batch *waits* from its forward to its backward.)
 
 # %%
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
@@ -502,7 +506,14 @@ assert [most_waiting(value[2]) for value in ran["Schedule1F1B"]] == [2, 1]
 guess.compare(most_waiting(ran["Schedule1F1B"][0][2]))
 
 # %% [markdown]
-# F is a forward, B a backward. Both do the same work, and both wait at the beginning and the end (the *bubble*): with p stages and m micro-batches a stage idles for (p − 1) / (m + p − 1) of the time (Huang and others,
+# F is a forward, B a backward. With a place for each unit of time and dots for waiting (drawn, not measured: 4 micro-batches, a backward as long as a forward):
+#
+# ```
+# GPipe  rank 0: FFFF..BBBB      1F1B  rank 0: FF.BFBFB.B
+#        rank 1: .FFFFBBBB.            rank 1: .FBFBFBFB.
+# ```
+#
+# Both wait 2 places of 10, the *bubble*: with p stages and m micro-batches a stage idles for (p − 1) / (m + p − 1) of the time (Huang and others,
 # 2019), so use many micro-batches. But GPipe holds the activations of all m at once, 1F1B of p at most. Is the result that of one process, and what was sent?
 
 
@@ -519,7 +530,8 @@ for rank, (there, weights, _, bytes_sent) in enumerate(stages):
 assert sum(value[0].total for value in stages) == alone.total
 
 # %% [markdown]
-# Rank 0 sends activations, rank 1 their gradients, once each at the cut: far less than the parameters, and it does not grow with the depth of the model. So pipelines can cross slow links between nodes. The price is
+# Rank 0 sends activations, rank 1 their gradients, once each at the cut. Here that is half as much as all weights, since the model is tiny. In a big one it is far less: a sequence of 2,048 tokens at width 12,288 is 50 MB in 16 bits, the weights of
+# GPT-3 are 350 GB. And it does not grow with the depth of the model. So pipelines can cross slow links between nodes. The price is
 # the bubble.
 #
 # ## 6. All of them, predicted and measured
@@ -619,11 +631,11 @@ print(f"activations: {memory.in_bytes(usual)}, recomputed {memory.in_bytes(less)
 assert less < usual / 2
 
 # %% [markdown]
-# The price is one more forward, about a third more compute. With large models this is the rule, and the chooser below assumes it.
+# The price is one more forward, about a third more compute. With large models this is the rule, and the chooser below counts memory with it.
 #
 # ## 8. Choose
 #
-# The parts again, and what each needs:
+# The parts again, and what each needs. From here on Φ is the *number* of parameters, as in the papers, and 16 B·Φ are bytes:
 #
 # | | splits | sends | needs |
 # | --- | --- | --- | --- |
@@ -633,7 +645,8 @@ assert less < usual / 2
 # | tensor | each layer | activations, several times a layer | fast links: inside a node |
 # | pipeline | the layers | activations at each cut | many micro-batches |
 #
-# `strategy.choose` takes the first that works, from top to bottom. It shows each step.
+# `strategy.choose` takes the first that works, from top to bottom. It shows each step. Unless told otherwise it takes 80 GB a GPU, 90 % of it for tensors, 50 GB/s between GPUs and 400 TFLOP/s; 6·Φ·tokens is the
+# arithmetic of a forward and a backward (lesson 01; a recomputed forward is left out).
 
 # %%
 from ddp_course import strategy
@@ -646,7 +659,7 @@ print(strategy.choose(parameters=70e9, layers=80, width=8192, heads=64, context=
                       global_batch=1024, gpus=64))  # fmt: skip
 
 # %% [markdown]
-# Φ cancels in the last test: how many *tokens a GPU* a step has decides if FSDP's traffic hides under the computing, not the size of the model. With more GPUs and the same batch it does not, and tensor
+# Φ cancels in the last test: not the size of the model decides whether FSDP's traffic hides, but the number of *tokens* that each GPU has in a step. With more GPUs and the same batch it does not, and tensor
 # parallelism comes in:
 
 # %%
@@ -656,7 +669,7 @@ print(strategy.choose(parameters=70e9, layers=80, width=8192, heads=64, context=
 # %% [markdown]
 # ### Would it have chosen what was really done?
 #
-# The ten models of the Megatron-LM paper (Narayanan and others, 2021, table 1), 1.7 to 1,008 billion parameters, up to 3,072 A100s, no ZeRO:
+# The ten models of the Megatron-LM paper (Narayanan and others, 2021, table 1), 1.7 to 1,008 billion parameters, up to 3,072 A100s, no ZeRO, and 20 bytes a parameter, as Megatron's own documentation counts:
 
 # %%
 from ddp_course.published import LLAMA, MEGATRON
@@ -673,7 +686,7 @@ print(f"{sum(agree)} of {len(agree)} agree (tensor × pipeline)")
 plots.strategy_choice(MEGATRON, room=0.9 * 80e9, bytes_each=20)
 
 # %% [markdown]
-# The dashed line is all there is to it: bytes of a parameter × parameters / room on a GPU, rounded up to what divides layers, GPUs and batch.
+# The dashed line is bytes of a parameter × parameters / room on a GPU. Round it up to a number that divides layers, GPUs and batch, and you have the circles.
 #
 # How much of the agreement is luck? Two assumptions are ours: the bytes of a parameter (Megatron's own documentation says 20 for fp16 without a distributed optimizer; the ZeRO paper counts 16), and the share of the memory that
 # is left for tensors.
@@ -691,10 +704,10 @@ for bytes_each in (strategy.ZERO_PAPER, strategy.MEGATRON_FP16):
         assert min(ratios) >= 1 and max(ratios) <= 2.5
 
 # %% [markdown]
-# The order of the strategies, tensor before pipeline and 8 at most, comes out under all assumptions; the number of stages is right within a factor of two or so. The paper never used *fewer* GPUs for a copy than the
+# That tensor comes before pipeline, and 8 at most, is built into the chooser, and fits all ten rows. What comes *out* is the number of GPUs for a copy: right within a factor of 2.3 under all six assumptions. The paper never used *fewer* GPUs for a copy than the
 # arithmetic asks for: authors leave room, and balance other things.
 #
-# Llama 3 with 405 billion parameters (Grattafiori and others, 2024, table 4), sizes in the order tensor × context × pipeline × data:
+# Llama 3 with 405 billion parameters (Grattafiori and others, 2024, table 4), sizes in the order tensor × context × pipeline × data (*context*: GPUs that share the positions of one sequence, lesson 01):
 
 # %%
 for run in LLAMA:
@@ -706,7 +719,7 @@ for run in LLAMA:
     assert run.pipeline == 2 * found.pipeline
 
 # %% [markdown]
-# Tensor 8 and context 16 are found, the latter from the batch alone: 128 long sequences are too few for 16,384 GPUs. The pipeline is **half** of what Meta took, for memory that the chooser saves by recomputing
+# Tensor 8 and context 16 are found, the latter from the batch alone: 128 long sequences are too few for all the copies that 16,384 GPUs could hold, so GPUs share sequences. The pipeline is **half** of what Meta took, for memory that the chooser saves by recomputing
 # activations. The paper (section 3.3) trains without it, with measures of its own for the memory of each stage; by the chooser's formula nothing would fit then:
 
 # %%
@@ -736,7 +749,7 @@ quiz.ask("13_beyond_ddp")
 # The calls are the same, with the backend nccl and a device mesh of two dimensions: `init_device_mesh("cuda", (nodes, 8), mesh_dim_names=("data", "tensor"))`, tensor inside a node, FSDP or pipeline across. NCCL has a real
 # reduce-scatter, and overlaps FSDP's gathers with computing, on a stream of its own. All of this lesson runs on gloo; what gloo lacks is a reduce-scatter of its own (section 2), and its recorder
 # has no point-to-point messages (section 5). What this lesson could not measure on CPU ranks: time. Expert parallelism (for mixtures of experts) and
-# context parallelism are not in it; they come into play with models and sequences that no laptop holds.
+# context parallelism were not run; they come into play with models and sequences that no laptop holds.
 #
 # ## Where to read more
 #

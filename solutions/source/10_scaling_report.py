@@ -12,7 +12,7 @@
 # | `job.clock()` | this rank's time in seconds; the clocks of two ranks do not begin at the same moment |
 # | `job.samples` | how many samples a step of *this* rank takes; ranks may differ |
 # | `alone` | seconds that one process needed for a step, measured before |
-# | `kind` | `"strong"`: the ranks share the batch which that process had; `"weak"`: each rank has a batch as large as its |
+# | `kind` | `"strong"`: the ranks share the batch which that process had; `"weak"`: each rank has a batch as large as that process had |
 # | it runs | `warmup` steps that do not count, then `steps` that do; before each of these the ranks wait for one another, and no collective is timed with a step |
 # | a step's time | that of the rank that took longest |
 # | returns | on every rank the same dict: |
@@ -23,7 +23,7 @@
 # | · `"samples_per_second"` | with the median |
 # | · `"efficiency"` | the share of the ideal that was reached, 1 at best, by `kind` |
 #
-# About 20 minutes. Lesson [10](../notebooks/10_performance.ipynb), sections 1 and 3, has all you need.
+# About 20 minutes. Lesson [10](../notebooks/10_performance.ipynb), sections 1 and 3, has all you need; the samples are one more all-reduce.
 
 # %%
 import statistics

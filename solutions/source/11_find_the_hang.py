@@ -9,10 +9,10 @@
 # | who calls it | every rank, with a program's name, such as `"epoch_loss"` |
 # | returns | `(rank, line, mended)` |
 # | `rank` | the number of the rank that leaves the others' path *in the run below*: it never came, failed first, or does what no other does |
-# | `line` | the line where it does so, as text, copied from the program; indent and comments do not matter |
+# | `line` | the line where it does so, as text, copied from the program (a condition, or the line under it: both count); indent and comments do not matter |
 # | `mended` | your function, with the program's parameters; every rank calls it, and it does what the program's docstring promises, on any number of ranks and with any numbers |
 #
-# About 30 minutes. Lesson [11](../notebooks/11_when_it_breaks.ipynb), sections 2 to 5, has all you need.
+# About 30 minutes. Lesson [11](../notebooks/11_when_it_breaks.ipynb), sections 2 to 5, has all you need: section 4 also how to end a loop together.
 
 # %%
 import torch

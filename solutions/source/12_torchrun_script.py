@@ -12,7 +12,7 @@
 # | snapshot | after every epoch, in a form of your own; if a save fails half-way (a full disk), the one before it can still be loaded |
 # | at the start | if there is a snapshot, go on from it: with the first epoch that is not finished |
 # | order | that of a `DistributedSampler` (its own default seed), another in every epoch |
-# | step | SGD, `learning_rate`, momentum 0.9, on the mean cross entropy of `global_batch` samples **over all ranks**, however many there are now; it can be divided by their number, and everything comes out even |
+# | step | SGD, `learning_rate`, momentum 0.9, on the mean cross entropy of `global_batch` samples **over all ranks**, however many there are now: by a larger or smaller batch per rank, without accumulation. It can be divided by their number, and everything comes out even |
 # | returns | `state_dict, losses`, the same on every rank: the network's own weights (names without `module.`), and the mean loss over all ranks' samples of each epoch that **this** start went through, as they were trained on |
 #
 # About 30 minutes. Lessons [12](../notebooks/12_many_machines.ipynb), sections 1, 3 and 4, and [09](../notebooks/09_all_together.ipynb), section 4, have all you need.
@@ -68,7 +68,8 @@ def train_job(build, dataset, folder, epochs, global_batch, learning_rate):
 # %% [markdown]
 # ## Try it
 #
-# Your function in a real script under a real torchrun: two ranks, and in the fourth epoch rank 1 kills itself. torchrun starts both again. Then the same without a death, for comparison.
+# Your function in a real script under a real torchrun: two ranks, and in the fourth epoch rank 1 kills itself. torchrun starts both again. Then the same without a death, for comparison. Keep helpers and
+# further imports inside `train_job`: only its text goes into the script.
 
 # %%
 import inspect

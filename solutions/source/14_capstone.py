@@ -12,13 +12,14 @@
 # | `plan` | `epochs`, `micro_batch` (sequences per rank and forward), `accumulation_steps`, `learning_rate`, `warmup_steps`, `max_norm`, `precision` (`"fp32"`, `"bf16"`, `"fp16"`), `init_scale` (of fp16), `seed`, `checkpoint` (a path, or `""`) |
 # | order | that of a `DistributedSampler`, shuffled with `plan.seed`, another one in every epoch; nothing is dropped, the last micro-batch and the last window of an epoch are what is left |
 # | a window's loss | the mean over **all its tokens on all ranks**; one all-reduce of the gradients a window |
-# | a step | clip the gradient's norm to `max_norm`; `AdamW` with its defaults; learning rate × `factor(step, …)`, which is given; a step skipped in fp16 does not count |
+# | a step | clip the gradient's norm to `max_norm`; `AdamW` with its defaults; learning rate × `factor(step, …)`, which is given, with `steps` = `plan.epochs` × the windows of an epoch; a step skipped in fp16 does not count |
 # | checkpoint | if `plan.checkpoint` is not `""`: written after every epoch; if the file is there at the start, go on from it, as if nothing had happened |
-# | returns, on every rank | a dict: `weights` (the model's own `state_dict`), `losses` (of each step, the mean over all ranks; since the start or restart), `test_loss` (per token, every item of `test_set` **once**), `tokens_per_s` (tokens trained on, of all ranks, per second of the whole training) |
+# | returns, on every rank | a dict: `weights` (the model's own `state_dict`), `losses` (of each window, also of one that was skipped: the mean over all ranks; since the start or restart), `test_loss` (per token, every item of `test_set` **once**, without autocast), `tokens_per_s` (tokens trained on, of all ranks, per second, by the slowest rank's clock, from the first batch to the last step) |
 # | on real text | below the loss of guessing each character by its frequency |
 #
-# An hour or more. Everything in it was in an exercise before: 05 to 09. The package's `accumulate`, `windows`, `MixedPrecision`, `checkpoint` and `exact_shard` may be used,
-# or plain PyTorch.
+# The models of the checks are in float64 where the precision is `"fp32"`, to see mistakes and not rounding: add up in float64 too. No model has dropout.
+#
+# An hour or more. Everything in it was in an exercise before: 05 to 10. What the package has for it may be used (`ddp_course.accumulation`, `amp`, `checkpoint`, `data`), or plain PyTorch.
 
 # %%
 import math
@@ -36,7 +37,8 @@ def factor(step, warmup_steps, steps):
     """The learning rate's share of its peak: linear warm-up, then half a cosine to 0."""
     if step < warmup_steps:
         return (step + 1) / warmup_steps
-    return 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / (steps - warmup_steps)))
+    done = (step - warmup_steps) / max(1, steps - warmup_steps)
+    return 0.5 * (1 + math.cos(math.pi * done))
 
 
 # %%
