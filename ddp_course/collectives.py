@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from .process_group import this_rank
+from .scaling import wait_for_device
 
 
 @dataclass(frozen=True)
@@ -101,19 +102,14 @@ def seconds_of(
     for _ in range(warmup + repeats):
         tensor.fill_(1)  # a sum of sums would overflow in time
         dist.barrier()
-        _wait_for(device)
+        wait_for_device()
         start = time.perf_counter()
         collective(tensor)
-        _wait_for(device)
+        wait_for_device()
         times.append(time.perf_counter() - start)
     slowest = torch.tensor(times[warmup:], dtype=torch.float64, device=device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     return slowest.median().item()
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":  # which works on while Python goes on
-        torch.cuda.synchronize(device)
 
 
 @dataclass(frozen=True)

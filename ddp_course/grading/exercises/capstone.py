@@ -91,10 +91,11 @@ class Simulated:
             self.models = [model.double() for model in self.models]
         rate = plan.learning_rate * change.get("rate", 1)
         self.optimizers = [torch.optim.AdamW(model.parameters(), rate) for model in self.models]
-        self.scale, self.skipped = plan.init_scale if plan.precision == "fp16" else 1.0, 0
+        self.scale = plan.init_scale if plan.precision == "fp16" else 1.0
         self.losses, self.parts = [], []  # of each step: the global mean; each rank's own
         epochs = [self._windows(epoch) for epoch in range(plan.epochs)]
         self.steps = sum(map(len, epochs))
+        self.micro_batches = sum(len(window[0]) for windows in epochs for window in windows)
         self._taken, threads = 0, torch.get_num_threads()
         torch.set_num_threads(1)  # for tiny tensors more are slower, by far on a busy machine
         for epoch, windows in enumerate(epochs):
@@ -122,7 +123,6 @@ class Simulated:
             _average(self.models)
         finite = all(p.grad.isfinite().all() for model in self.models for p in model.parameters())
         skip = self.plan.precision == "fp16" and not finite
-        self.skipped += skip
         for model, optimizer in zip(self.models, self.optimizers, strict=True):
             self._update(model, optimizer, skip, epoch)
         self.scale /= 2 if skip else 1
