@@ -67,7 +67,7 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class Look:
-    """A value in a format: its bits as text, what is `stored`, the numbers `below` and `above`."""
+    """A value in a format: its bits as text, what is `stored`, the numbers `below` and `above` (nan: none)."""
 
     value: float
     format: Format
@@ -148,20 +148,23 @@ def _steps(size: float, format: Format) -> int:
 
 
 def _neighbour(stored: float, format: Format, way: int) -> float:
-    if not math.isfinite(stored):
+    if math.isnan(stored):
         return math.nan
+    if math.isinf(stored):  # beyond it is nothing
+        return math.copysign(format.largest, stored) if way * stored < 0 else math.nan
     steps = _steps(abs(stored), format) * (1 if stored >= 0 else -1) + way
     return math.copysign(_number(abs(steps), format), steps)
 
 
 def _number(steps: int, format: Format) -> float:
-    """Return the number `steps` numbers away from 0; inf beyond the largest."""
+    """Return the number `steps` numbers away from 0; beyond the largest inf, or nan for none."""
     exponent, fraction = steps >> format.fraction, steps & (2**format.fraction - 1)
+    beyond = math.inf if format.infinite else math.nan
     if exponent - format.bias > 1000:  # beyond Python's own numbers, too
-        return math.inf
+        return beyond
     leading = fraction + (2**format.fraction if exponent else 0)
     number = math.ldexp(leading, max(exponent, 1) - format.bias - format.fraction)
-    return number if number <= format.largest else math.inf
+    return number if number <= format.largest else beyond
 
 
 # ---- for the eye
@@ -240,8 +243,8 @@ def as_html(value: float) -> str:
 
 
 def _digits(seen: Look, number: float) -> str:
-    """Return a number with as many digits as tell it from its neighbours."""
-    return f"{number:.{4 + seen.format.fraction // 4}g}"
+    """Return a number with as many digits as tell it from its neighbours; a dash for none."""
+    return "–" if math.isnan(number) else f"{number:.{4 + seen.format.fraction // 4}g}"
 
 
 def _off(seen: Look) -> str:

@@ -44,8 +44,9 @@ def gradient_histogram(
     _draw_bands(axes, format, shares, low, high, float(counts.max()))
     scale = "" if loss_scale == 1 else f" × 2^{math.log2(loss_scale):g}"
     axes.set(xlabel=f"|gradient|{scale}, as a power of 2", ylabel="share of all that are not 0")
+    too_large = f" and {say(100 * shares['inf'])} % inf" if shares["inf"] else ""
     told = [
-        f"{say(100 * shares['zero'])} % of the gradients become 0 in {against}"
+        f"{say(100 * shares['zero'])} % of the gradients become 0{too_large} in {against}"
         + (f" with loss scale 2^{math.log2(loss_scale):g}" if loss_scale != 1 else ""),
         ", ".join(f"{say(100 * share)} % {name}" for name, share in shares.items()),
         f"{len(values) - len(seen):,} of {len(values):,} are 0 in fp32 already",
@@ -70,7 +71,7 @@ def _shares(powers: torch.Tensor, format) -> dict[str, float]:
         "zero": zero.sum().item() / total,
         "subnormal": small.sum().item() / total,
         "normal": (~zero & ~small & ~big).sum().item() / total,
-        "overflow": big.sum().item() / total,
+        "inf": big.sum().item() / total,
     }
 
 

@@ -149,8 +149,9 @@ def _draw_rank(axes, rank, center, radius, part, shades) -> None:
         dx, dy = _around((index + 0.5) / len(chunks), 0.69 * radius)
         at = {"ha": "center", "va": "center", "zorder": 4}
         axes.text(center[0] + dx, center[1] + dy, written(value), color=ink, **at)
-    axes.plot(*center, markersize=8, markeredgecolor="#444444", markeredgewidth=0.6, **look)
-    axes.text(center[0], center[1] - 9, f"rank {rank}", ha="center", va="top")
+    x, y = center  # the name where the hole is widest
+    axes.plot(x, y + 15, markersize=8, markeredgecolor="#444444", markeredgewidth=0.6, **look)
+    axes.text(x, y - 4, f"rank {rank}", ha="center", va="center")
 
 
 def _draw_sending(axes, start, end, radius, chunk) -> None:

@@ -242,6 +242,7 @@ def accuracy(weights, which, exact):
     return (sums[0] / sums[1]).item()
 
 
+# %%
 ranks = (1, 2, 4, 5)
 padded = {n: launch(accuracy, weights, few, False, nproc=n).values[0] for n in ranks}
 exact = {n: launch(accuracy, weights, few, True, nproc=n).values[0] for n in ranks}

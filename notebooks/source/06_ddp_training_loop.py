@@ -32,6 +32,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from ddp_course import data, launch, models, plots, report, show
 
 
+# %%
 def one_process(epochs, batch, learning_rate):
     torch.set_num_threads(1)  # a small network (section 5 is about threads)
     torch.manual_seed(0)
@@ -53,6 +54,7 @@ def one_process(epochs, batch, learning_rate):
     return model.state_dict()
 
 
+# %%
 alone = launch(one_process, epochs=3, batch=64, learning_rate=0.2, nproc=1)
 first_loss, last_loss = alone.records[0]["loss"], alone.records[-1]["loss"]
 print(f"{len(alone.records)} steps, loss {first_loss:.2f} → {last_loss:.2f}")
@@ -167,7 +169,7 @@ for one, other in halves.values():
 #
 # > **Predict.** Two ranks, and only rank 0 calls `accuracy`. Error, wrong number, or something else?
 
-# %% tags=["nbval-ignore-output"]
+# %%
 from ddp_course import HangError
 
 
@@ -181,6 +183,7 @@ def accuracy(model, dataset):
     return (correct[0] / correct[1]).item()
 
 
+# %% tags=["nbval-ignore-output"]
 def on_rank_0_only(weights):
     model = models.MLP(width=64)
     model.load_state_dict(weights)
@@ -243,7 +246,7 @@ my_work = predict.number(
 )  # fmt: skip
 
 
-# %% tags=["nbval-ignore-output"]
+# %%
 def seven_steps(threads):
     torch.set_num_threads(threads)
     model = DistributedDataParallel(models.MLP(width=1024))
@@ -259,6 +262,7 @@ def seven_steps(threads):
     return time.perf_counter() - clock, time.process_time() - processor
 
 
+# %% tags=["nbval-ignore-output"]
 shared, greedy = max(1, cores() // 2), max(2, cores())
 times = {shared: [], greedy: []}
 for _ in range(2):  # taking turns, so that whatever else this machine does hits both
@@ -307,7 +311,7 @@ print("each of two ranks has half of the cores for its threads")
 # > same number of *images*, with the same learning rate: whose loss is lower? And if the four ranks take 4 × 0.05?
 
 
-# %% tags=["nbval-ignore-output"]
+# %%
 def trained(learning_rate, warmup_steps=0, epochs=6):
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -330,6 +334,7 @@ def trained(learning_rate, warmup_steps=0, epochs=6):
             step += 1
 
 
+# %% tags=["nbval-ignore-output"]
 runs = {}
 for nproc, learning_rate in ((1, 0.05), (4, 0.05), (4, 0.2)):
     name = f"{nproc} rank{'s' * (nproc > 1)}, {learning_rate}"
@@ -418,8 +423,8 @@ assert apart < 1e-12  # in float64 (hence .double()), so that rounding stays thi
 # ## 7. The same loop as a script
 #
 # A notebook is for learning; training runs are scripts. Here is a complete one in plain PyTorch: set up, wrap, train,
-# evaluate, clean up. Of this course's package it only takes the data and the network. The cell writes it to a file beside this
-# notebook.
+# evaluate, clean up. Of this course's package it only takes the data and the network. Three cells write it to a file beside this
+# notebook, `train_digits.py`: first how a rank begins.
 
 # %% tags=["nbval-ignore-output"]
 # %%writefile train_digits.py
@@ -446,6 +451,29 @@ def setup():
     return device
 
 
+# %% [markdown]
+# `-a` appends to the file. (To change something later, run these three cells again from the first, which begins the file anew.)
+
+# %% tags=["nbval-ignore-output"]
+# %%writefile -a train_digits.py
+
+
+def evaluate(model, dataset, device):
+    """The share of right answers, over all ranks; no item comes twice."""
+    mine = range(dist.get_rank(), len(dataset), dist.get_world_size())
+    sums = torch.zeros(2, device=device)
+    with torch.no_grad():
+        for x, y in DataLoader(dataset, 128, sampler=mine):
+            right = (model(x.to(device)).argmax(1) == y.to(device)).sum().item()
+            sums += torch.tensor([right, len(y)], device=device)
+    dist.all_reduce(sums)
+    return (sums[0] / sums[1]).item()
+
+
+# %% tags=["nbval-ignore-output"]
+# %%writefile -a train_digits.py
+
+
 def main(epochs=3, batch=32, learning_rate=0.2):
     device = setup()
     torch.manual_seed(0)
@@ -465,23 +493,11 @@ def main(epochs=3, batch=32, learning_rate=0.2):
             dist.all_reduce(mean_loss)
             if dist.get_rank() == 0:  # only the printing: all took part in the all_reduce
                 print(f"loss {mean_loss.item() / dist.get_world_size():.6f}", flush=True)
-    correct = evaluate(model.module, test_set, device)  # on every rank
+    accuracy = evaluate(model.module, test_set, device)  # on every rank
     if dist.get_rank() == 0:
-        print(f"accuracy {correct:.4f}, threads a rank: {torch.get_num_threads()}")
+        print(f"accuracy {accuracy:.4f}, threads a rank: {torch.get_num_threads()}")
     dist.barrier()  # nobody leaves while another may still be talking
     dist.destroy_process_group()
-
-
-def evaluate(model, dataset, device):
-    """The share of right answers, over all ranks; no item comes twice."""
-    mine = range(dist.get_rank(), len(dataset), dist.get_world_size())
-    sums = torch.zeros(2, device=device)
-    with torch.no_grad():
-        for x, y in DataLoader(dataset, 128, sampler=mine):
-            right = (model(x.to(device)).argmax(1) == y.to(device)).sum().item()
-            sums += torch.tensor([right, len(y)], device=device)
-    dist.all_reduce(sums)
-    return (sums[0] / sums[1]).item()
 
 
 if __name__ == "__main__":
