@@ -67,7 +67,7 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class Look:
-    """A value in a format: its bits as text, what is `stored`, the numbers `below` and `above` (nan: none)."""
+    """A value in a format: bits, what is `stored`, the numbers `below` and `above` (nan: none)."""
 
     value: float
     format: Format
