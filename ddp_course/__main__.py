@@ -1,4 +1,4 @@
-"""The command line: `ddp-course doctor · lab · train · progress · grade · autograder`.
+"""The command line: `ddp-course doctor · lab · train · progress · grade · autograder · bench`.
 
 The same as `python -m ddp_course …`.
 """
@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from .bench import command as bench
 from .settings import Parser, add_arguments, settings_from
 
 FIRST_LESSON = "notebooks/00_start_here.ipynb"
@@ -31,6 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     lab.set_defaults(command=_lab)
     _add_train(commands)
     _add_grading(commands)
+    bench.add(commands)
     progress = commands.add_parser("progress", help="which exercises are solved")
     progress.set_defaults(command=_progress, parser=progress)
     arguments, rest = parser.parse_known_args(argv)
