@@ -44,15 +44,15 @@ def train(
     """
     device, world_size = this_rank().device, this_rank().world_size
     first_epoch, step, batches_done = done
+    check_equal_parts(loader)  # then DDP's average of means is the mean over the global window
     clock = time.perf_counter()
     for epoch in range(first_epoch, epochs):
         loader.sampler.set_epoch(epoch)  # another order every epoch, the same on all ranks
         for window in windows(itertools.islice(loader, batches_done, None), accumulation_steps):
-            divisor = window.divisor()  # so that DDP's average is the mean over the global window
             local = torch.zeros((), device=device)
             for x, y in accumulate(model, window):  # all-reduces after the last micro-batch only
                 with amp.autocast():
-                    loss = summed_loss(model(x.to(device)), y.to(device)) / divisor
+                    loss = summed_loss(model(x.to(device)), y.to(device)) / window.samples
                 amp.backward(loss)
                 local += loss.detach()
             learning_rate = optimizer.param_groups[0]["lr"]
@@ -67,12 +67,12 @@ def train(
                 "epoch": epoch,
                 "batches_done": batches_done,
                 "loss": loss,
-                "local_loss": local.item() * divisor / max(1, window.samples),
+                "local_loss": local.item(),
                 "learning_rate": learning_rate,
                 **taken._asdict(),
-                "samples": round(divisor * world_size),
+                "samples": window.samples * world_size,
                 "seconds": seconds,
-                "samples_per_s": divisor * world_size / seconds,
+                "samples_per_s": window.samples * world_size / seconds,
             }
             step += 1
             clock = time.perf_counter()
@@ -84,12 +84,28 @@ def summed_loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="sum")
 
 
+def check_equal_parts(loader) -> None:
+    """Raise ValueError, on every rank, if ranks get unequal numbers of items. Every rank must call
+    it.
+
+    Sums would then have to be divided by `Window.divisor`, one more all-reduce a step (lesson 07).
+    """
+    if not dist.is_initialized():
+        return
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, (len(loader.sampler), loader.batch_size))
+    if len(set(parts)) > 1:
+        told = ", ".join(f"rank {rank}: {items}" for rank, (items, _) in enumerate(parts))
+        raise ValueError(f"ranks get unequal numbers of items ({told}): use data.shard's loader.")
+
+
 def mean_over_ranks(value: torch.Tensor) -> float:
     """Return the mean of a scalar over all ranks, the same on each. Every rank must call it."""
-    total = value.detach().clone()
-    if dist.is_initialized():
-        dist.all_reduce(total)
-    return total.item() / this_rank().world_size
+    if not dist.is_initialized():
+        return value.item()
+    total = value.clone()
+    dist.all_reduce(total)
+    return total.item() / dist.get_world_size()
 
 
 @torch.no_grad()

@@ -65,7 +65,7 @@ def _work(rounds):
 
     matrix = torch.ones(256, 256)
     once, many = lambda: matrix @ matrix, lambda: [matrix @ matrix for _ in range(20)]
-    return seconds_on_ranks({"once": once, "many": many}, rounds, block=0.01)
+    return seconds_on_ranks({"once": once, "many": many}, rounds, turn=0.01)
 
 
 def test_on_ranks_more_work_takes_longer():

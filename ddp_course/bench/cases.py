@@ -89,20 +89,25 @@ def in_turns(case: Case, contenders: dict[str, Callable[[], float | None]], roun
 
 
 def seconds_on_ranks(
-    contenders: dict[str, Callable[[], object]], rounds: int, block: float = 0.4
+    contenders: dict[str, Callable[[], object]], rounds: int, turn: float = 0.05, turns: int = 10
 ) -> dict[str, list[float]]:
     """Return for each contender the seconds of one call, a number a round. Every rank must call it.
 
-    A turn takes about `block` seconds, in the order of the contenders and back by turns.
+    In a round each has `turns` turns of about `turn` seconds, in the order of the contenders and
+    back: short ones, so that a slow moment of the machine falls on all of them.
     """
     for call in contenders.values():
         _seconds(call, 2)
     slowest = torch.tensor(max(_seconds(call, 3) for call in contenders.values()))
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    calls, seconds = max(3, int(block / slowest)), {name: [] for name in contenders}
-    for turn in range(rounds):
-        for name in list(contenders)[:: 1 if turn % 2 == 0 else -1]:
-            seconds[name].append(_seconds(contenders[name], calls))
+    calls, seconds = max(1, int(turn / slowest)), {name: [] for name in contenders}
+    for _ in range(rounds):
+        taken = dict.fromkeys(contenders, 0.0)
+        for number in range(turns):
+            for name in list(contenders)[:: 1 if number % 2 == 0 else -1]:
+                taken[name] += _seconds(contenders[name], calls) / turns
+        for name, value in taken.items():
+            seconds[name].append(value)
     return seconds
 
 

@@ -27,6 +27,7 @@ from .cases import COURSE, Case, Goal, seconds_on_ranks
 PLAIN = "plain torch, by hand"
 WRAPPERS = {"accelerate": "accelerate", "Fabric": "lightning_fabric"}
 TASKS = {"MLP": ("mlp", 64), "CNN": ("cnn", 32), "GPT": ("gpt", 8)}  # model, micro-batch
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 RATE, MAX_NORM, STEPS = 1e-3, 1.0, 10**6
 
 
@@ -60,14 +61,13 @@ def contest(task: str, precision: str, accumulated: int, rounds: int):
         if package and importlib.util.find_spec(package) is None:
             notes.append(f'{contender}: left out, not installed (pip install -e ".[peers]")')
             continue
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                loader = data.shard(dataset, micro_batch)
-                steps = make(copy.deepcopy(model), loader, precision, accumulated)
-                losses = [next(steps) for _ in range(5)]
-        except (ValueError, RuntimeError, NotImplementedError) as error:
-            notes.append(f"{contender}: left out, {str(error).splitlines()[0]}")
+        mine, loader = copy.deepcopy(model), data.shard(dataset, micro_batch)
+        with warnings.catch_warnings(), _type_of_linear(mine) as computed_in:
+            warnings.simplefilter("ignore")
+            steps = make(mine, loader, precision, accumulated)
+            losses = [next(steps) for _ in range(5)]
+        if computed_in != {TYPES[precision]}:
+            notes.append(f"{contender}: left out, it computes in {computed_in}")
             continue
         contenders[contender] = steps, losses
     _check_losses({name: losses for name, (_, losses) in contenders.items()})
@@ -75,6 +75,16 @@ def contest(task: str, precision: str, accumulated: int, rounds: int):
     samples = 2 * micro_batch * accumulated
     seconds = seconds_on_ranks(calls, rounds)
     return {name: [samples / took for took in seconds[name]] for name in seconds}, notes
+
+
+@contextlib.contextmanager
+def _type_of_linear(model):
+    """Yield the set of the types that the model's last linear layer computes in."""
+    *_, last = (module for module in model.modules() if isinstance(module, torch.nn.Linear))
+    seen = set()
+    hook = last.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
+    yield seen
+    hook.remove()
 
 
 def _check_losses(losses: dict[str, list[float]]) -> None:
@@ -102,13 +112,12 @@ def _plain(model, loader, precision, accumulated):
     optimizer = torch.optim.AdamW(model.parameters(), RATE)
     schedule = warmup_then_cosine(optimizer, 10, STEPS)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, enabled=precision == "fp16")
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     for window in _windows(loader, accumulated):
         mean = torch.zeros(())
         for index, (x, y) in enumerate(window):
             last = index == accumulated - 1
             with contextlib.nullcontext() if last else model.no_sync():
-                with torch.amp.autocast("cpu", dtype=dtype, enabled=precision != "fp32"):
+                with torch.amp.autocast("cpu", dtype=TYPES[precision], enabled=precision != "fp32"):
                     loss = _loss(model(x), y) / accumulated
                 scaler.scale(loss).backward()
             mean += loss.detach()
@@ -193,7 +202,7 @@ class _whole_windows:
     weight wrongly (lesson 07)."""
 
     def __init__(self, loader, accumulated):
-        self._loader, self.sampler = loader, loader.sampler
+        self._loader, self.sampler, self.batch_size = loader, loader.sampler, loader.batch_size
         full = len(loader.sampler) // loader.batch_size
         self._batches = full // accumulated * accumulated
 

@@ -511,8 +511,9 @@ show.source(checkpoint.save, checkpoint._write)
 # %% [markdown]
 # ## 5. The whole loop
 #
-# This is what `ddp-course train` and `torchrun -m ddp_course.train` run. You know each of its parts: `windows`, `accumulate` and `divisor` are lesson 07's,
-# `amp.step` is lesson 08's, and `batches_done` is the place in the epoch.
+# This is what `ddp-course train` and `torchrun -m ddp_course.train` run. You know each of its parts: `windows` and `accumulate` are lesson 07's,
+# `amp.step` is lesson 08's, and `batches_done` is the place in the epoch. Where is `divisor`? The sampler gives every rank as many items as
+# every other, so a rank's own count *is* the divisor. `check_equal_parts` makes sure of that once, and no step pays an all-reduce for it.
 
 # %%
 from ddp_course import train
