@@ -497,11 +497,11 @@ def main(epochs=3, batch=32, learning_rate=0.2):
     if dist.get_rank() == 0:
         print(f"accuracy {accuracy:.4f}, threads a rank: {torch.get_num_threads()}")
     dist.barrier()  # nobody leaves while another may still be talking
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()  # after main: its DDP model, which uses the group, is gone by now
 
 # %% [markdown]
 # `torchrun` starts the ranks, tells each its place through environment variables (`RANK`, `LOCAL_RANK`, `WORLD_SIZE`,
