@@ -182,6 +182,8 @@ def start(course, python=sys.executable, **changes):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # As at a terminal, also where the tests run as a shell's background job, which ignores it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
