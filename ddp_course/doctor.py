@@ -4,9 +4,10 @@ Each function judges facts handed to it; `report` reads them from this machine.
 """
 
 import os
+import platform
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -76,7 +77,8 @@ def widgets(installed: bool) -> Finding:
 def cores(count: int, usable: float) -> Finding:
     text = f"{count} CPU core(s)" + (f", {usable:g} for this process" if usable < count else "")
     if usable < 2:
-        return Finding("Cores", f"{text}: ranks take turns, so timings say little", "note")
+        fix = "give the container or virtual machine two cores, if it is one"
+        return Finding("Cores", f"{text}: ranks take turns, so timings say little", "note", fix)
     return Finding("Cores", text)
 
 
@@ -100,11 +102,20 @@ def gpus(usable: list[str], listed: int, cuda: str | None, visible: str | None) 
     if not cuda:
         fix = f"{REINSTALL_TORCH} (Windows: with the --index-url that pytorch.org names)"
         return Finding("GPUs", text + "this PyTorch is built for the CPU", "note", fix)
-    if visible in ("", "-1"):
+    if visible is not None and not _shows_a_gpu(visible, listed):
         text += f'CUDA_VISIBLE_DEVICES="{visible}" hides them'
         return Finding("GPUs", text, "note", "unset CUDA_VISIBLE_DEVICES")
     text += f"the driver is too old for CUDA {cuda}, or broken"
     return Finding("GPUs", text, "note", "update the NVIDIA driver")
+
+
+def _shows_a_gpu(visible: str, listed: int) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES begins with one of the driver's: CUDA stops at the first other.
+
+    Source: CUDA C++ Programming Guide, "CUDA Environment Variables". Names (GPU-…) may be any.
+    """
+    first = visible.split(",")[0].strip()
+    return first.startswith(("GPU-", "MIG-")) or (first.isdigit() and int(first) < listed)
 
 
 def ranks(gloo: bool, nccl: bool, gpu_count: int, usable_cores: float) -> Finding:
@@ -155,6 +166,43 @@ def hostname(name: str, resolves: bool) -> Finding:
     return Finding("Host name", text, "note", f'add the line "127.0.1.1 {name}" to /etc/hosts')
 
 
+def temporary(folder: str | None, free: float) -> Finding:
+    """`folder`: where Python puts temporary files, None if it can write to none; `free` bytes."""
+    if folder is None:
+        fix = "free some disk space, or set TMPDIR to a folder that you may write to"
+        return Finding("Disk", "no folder for temporary files can be written to", "FAIL", fix)
+    text = f"{free / 1e9:.1f} GB free in {folder}"
+    if free < 1e9:
+        text += ": checkpoints and traces may not fit"
+        return Finding("Disk", text, "note", "free some, or set TMPDIR to a folder with more")
+    return Finding("Disk", text)
+
+
+def shadows(folder: str, files: Iterable[str]) -> list[Finding]:
+    """The files in `folder` that scripts and notebooks there may import instead of a module."""
+    modules = sys.stdlib_module_names | {"torch", "numpy", "matplotlib", "ipywidgets", "ddp_course"}
+    found = sorted(name for name in files if name.removesuffix(".py") in modules)
+    return [
+        Finding(
+            "Folder",
+            f"{name} in {folder} may be imported instead of the module of that name",
+            "note",
+            f"rename it, {name.removesuffix('.py')}_mine.py say",
+        )
+        for name in found
+        if name.endswith(".py")
+    ]
+
+
+def wsl(release: str) -> list[Finding]:
+    """`release` of the kernel, as `uname -r` prints it."""
+    if "microsoft" not in release.lower():
+        return []
+    text = "Linux in Windows (WSL): has the cores and the memory that Windows gives it"
+    fix = "if too few: processors= and memory= under [wsl2] in .wslconfig, then wsl --shutdown"
+    return [Finding("WSL", text, "note", fix)]
+
+
 def loopback(works: bool) -> Finding:
     if works:
         return Finding("Loopback", "127.0.0.1 works: ranks on this machine can meet")
@@ -176,7 +224,8 @@ def variables(environment: Mapping[str, str], prefix: str) -> list[Finding]:
         text = "excluding with ^ is nccl's syntax; gloo finds no such interface under torchrun"
         note("GLOO_SOCKET_IFNAME", text, "export GLOO_SOCKET_IFNAME=lo (one machine)")
     if "OMP_NUM_THREADS" in environment:
-        note("OMP_NUM_THREADS", "every rank uses that many threads, whatever the cores")
+        text = "every rank uses that many threads, whatever the cores"
+        note("OMP_NUM_THREADS", text, "unset OMP_NUM_THREADS")
     if environment.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL":
         note("TORCH_DISTRIBUTED_DEBUG", "checks every collective: slow, and may crash DDP")
     venv = environment.get("VIRTUAL_ENV")
@@ -223,6 +272,9 @@ def report() -> list[Finding]:
         shared_memory(machine.shared_memory()),
         hostname(socket.gethostname(), machine.hostname_resolves()),
         loopback(machine.loopback_works()),
+        temporary(*machine.temporary_space()),
+        *wsl(platform.release()),
+        *shadows(os.getcwd(), os.listdir()),
         *variables(os.environ, sys.prefix),
     ]
 

@@ -5,6 +5,7 @@ import shutil
 import socket
 import statistics
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -37,6 +38,15 @@ def _cgroup_limit(file: Path) -> float | None:
         return None if value == "max" else float(value) / float(period[0] if period else 1)
     except (OSError, ValueError):
         return None
+
+
+def temporary_space() -> tuple[str | None, float]:
+    """The folder for temporary files, None if none can be written to, and its free bytes."""
+    try:
+        folder = tempfile.gettempdir()
+    except FileNotFoundError:
+        return None, 0.0
+    return folder, shutil.disk_usage(folder).free
 
 
 def shared_memory() -> int | None:

@@ -1,5 +1,6 @@
 """The doctor's judgement of facts handed to it, and one look at this machine."""
 
+import os
 import subprocess
 import sys
 
@@ -72,6 +73,45 @@ def test_network_and_shared_memory():
     assert "/etc/hosts" in doctor.hostname("box", False).fix
     assert "--shm-size" in doctor.shared_memory(2**26).fix
     assert doctor.shared_memory(None).level == doctor.shared_memory(2**30).level == "ok"
+
+
+def test_a_gpu_that_cuda_visible_devices_does_not_show():
+    for visible in ("7", "-1", "", "none"):
+        assert "unset CUDA_VISIBLE_DEVICES" in doctor.gpus([], 2, "13.0", visible).fix
+    for visible in ("1", "0,7", "GPU-8932f937"):
+        assert "driver" in doctor.gpus([], 2, "13.0", visible).fix
+
+
+def test_a_disk_that_is_full_or_not_to_be_written_to():
+    assert doctor.temporary("/tmp", 5e9).level == "ok"
+    assert "TMPDIR" in doctor.temporary("/tmp", 2e8).fix
+    assert doctor.temporary(None, 0).level == "FAIL"
+
+
+def test_the_temporary_folder_is_read(tmp_path):
+    code = "from ddp_course import machine; print(machine.temporary_space()[0])"
+    run = {"env": {**os.environ, "TMPDIR": str(tmp_path)}, "text": True}
+    assert subprocess.check_output([sys.executable, "-c", code], **run).strip() == str(tmp_path)
+
+
+def test_files_that_hide_a_module(tmp_path):
+    for name in ("torch.py", "random.py", "mine.py", "queue.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / "ddp_course").mkdir()  # the course's own folder
+    found = doctor.shadows(str(tmp_path), os.listdir(tmp_path))
+    assert [finding.text.split()[0] for finding in found] == ["random.py", "torch.py"]
+    assert all("rename" in finding.fix for finding in found)
+
+
+def test_wsl_is_known_by_its_kernel():
+    (found,) = doctor.wsl("5.15.167.4-microsoft-standard-WSL2")
+    assert found.level == "note" and ".wslconfig" in found.fix
+    assert doctor.wsl("6.1.0-28-amd64") == []
+
+
+def test_every_note_on_cores_and_threads_says_what_to_do():
+    (threads,) = doctor.variables({"OMP_NUM_THREADS": "64"}, "/course")
+    assert "unset OMP_NUM_THREADS" in threads.fix and doctor.cores(1, 1).fix
 
 
 @pytest.mark.parametrize(

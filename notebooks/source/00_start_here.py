@@ -24,8 +24,8 @@
 # ## 1. What can this machine do?
 #
 # The doctor looks at your cores, memory, GPUs and settings; it measures for a few seconds. `ok` down to the last line is all
-# you need, the words in it are explained in later lessons. A line that begins with `!` says how to fix something. Nothing in
-# this lesson depends on a GPU.
+# you need, the words in it are explained in later lessons. Below a line that begins with `note` or `FAIL`, `fix:` says
+# what to do, if anything. Nothing in this lesson depends on a GPU.
 
 # %% tags=["nbval-ignore-output"]
 print("looking at this machine …")
