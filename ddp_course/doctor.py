@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -178,19 +178,14 @@ def temporary(folder: str | None, free: float) -> Finding:
     return Finding("Disk", text)
 
 
-def shadows(folder: str, files: Iterable[str]) -> list[Finding]:
+def shadows(folder: str, files: Collection[str]) -> list[Finding]:
     """The files in `folder` that scripts and notebooks there may import instead of a module."""
     modules = sys.stdlib_module_names | {"torch", "numpy", "matplotlib", "ipywidgets", "ddp_course"}
-    found = sorted(name for name in files if name.removesuffix(".py") in modules)
+    text = "may be imported instead of the module of that name"
     return [
-        Finding(
-            "Folder",
-            f"{name} in {folder} may be imported instead of the module of that name",
-            "note",
-            f"rename it, {name.removesuffix('.py')}_mine.py say",
-        )
-        for name in found
-        if name.endswith(".py")
+        Finding("Folder", f"{name} in {folder} {text}", "note", f"rename it, {module}_mine.py say")
+        for module in sorted(modules)
+        if (name := f"{module}.py") in files
     ]
 
 

@@ -85,8 +85,7 @@ def summed_loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def check_equal_parts(loader) -> None:
-    """Raise ValueError, on every rank, if ranks get unequal numbers of items. Every rank must call
-    it.
+    """Raise ValueError, on every rank, if ranks get unequal parts. Every rank must call it.
 
     Sums would then have to be divided by `Window.divisor`, one more all-reduce a step (lesson 07).
     """
@@ -95,8 +94,8 @@ def check_equal_parts(loader) -> None:
     parts = [None] * dist.get_world_size()
     dist.all_gather_object(parts, (len(loader.sampler), loader.batch_size))
     if len(set(parts)) > 1:
-        told = ", ".join(f"rank {rank}: {items}" for rank, (items, _) in enumerate(parts))
-        raise ValueError(f"ranks get unequal numbers of items ({told}): use data.shard's loader.")
+        told = "; ".join(f"rank {k}: {n} items by {size}" for k, (n, size) in enumerate(parts))
+        raise ValueError(f"ranks get unequal parts ({told}): use data.shard's loader.")
 
 
 def mean_over_ranks(value: torch.Tensor) -> float:

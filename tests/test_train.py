@@ -188,24 +188,27 @@ def test_evaluation_counts_every_item_once():
         assert value == pytest.approx(one[0], abs=1e-6)
 
 
-def _one_step_on_unequal_parts():
-    rank = dist.get_rank()
-    items = torch.utils.data.TensorDataset(torch.randn(8 + rank, 4), torch.zeros(8 + rank).long())
-    loader = torch.utils.data.DataLoader(items, batch_size=4)
+def _one_step_on_unequal_parts(lengths, sizes):
+    length, size = lengths[dist.get_rank()], sizes[dist.get_rank()]
+    items = torch.utils.data.TensorDataset(torch.randn(length, 4), torch.zeros(length).long())
+    loader = torch.utils.data.DataLoader(items, batch_size=size)
     model = DistributedDataParallel(torch.nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     scheduler = warmup_then_cosine(optimizer, 1, 10)
     before = model.module.weight.detach().clone()
-    with pytest.raises(ValueError, match="unequal numbers of items") as caught:
+    with pytest.raises(ValueError, match="unequal parts") as caught:
         next(train(model, loader, optimizer, MixedPrecision("fp32"), scheduler, epochs=1))
     assert torch.equal(before, model.module.weight)
     return str(caught.value)
 
 
-def test_unequal_parts_are_refused_on_every_rank_before_a_step():
+@pytest.mark.parametrize(("lengths", "sizes"), [((8, 9), (4, 4)), ((8, 8), (4, 2))])
+def test_unequal_parts_are_refused_on_every_rank_before_a_step(lengths, sizes):
     """A rank divides by its own count: with unequal ones DDP averages wrongly."""
-    lines = launch(_one_step_on_unequal_parts, timeout=60).values
-    assert len(set(lines)) == 1 and "rank 0: 8, rank 1: 9" in lines[0] and "data.shard" in lines[0]
+    lines = launch(_one_step_on_unequal_parts, lengths, sizes, timeout=60).values
+    assert len(set(lines)) == 1 and "data.shard" in lines[0]
+    for rank in (0, 1):
+        assert f"rank {rank}: {lengths[rank]} items by {sizes[rank]}" in lines[0]
 
 
 def test_a_skipped_step_does_not_advance_the_schedule():

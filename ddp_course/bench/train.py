@@ -83,8 +83,10 @@ def _type_of_linear(model):
     *_, last = (module for module in model.modules() if isinstance(module, torch.nn.Linear))
     seen = set()
     hook = last.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
-    yield seen
-    hook.remove()
+    try:
+        yield seen
+    finally:
+        hook.remove()
 
 
 def _check_losses(losses: dict[str, list[float]]) -> None:
